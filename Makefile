@@ -1,0 +1,67 @@
+# Needs make and a Python >= 3.11; everything else is installed into .venv.
+
+# The demonstration: what `make demo` trains, and the folder it leaves.
+DEMO_RUN  := runs/maze-medium/ppo/demo
+DEMO_ARGS := train ppo maze-medium --name demo --steps 1000000
+
+# Test processes side by side: as many as there are cores, up to 8.
+WORKERS ?= auto
+
+candidates := python3 python3.13 python3.12 python3.11
+new_enough := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+ifndef PYTHON
+PYTHON := $(shell for p in $(candidates); do $$p $(new_enough) 2>/dev/null && echo $$p && break; done)
+endif
+
+bin     := .venv/bin
+runtime := .venv/.installed
+dev     := .venv/.installed-dev
+
+.PHONY: demo test format lint types bench clean
+
+demo: $(runtime)
+	rm -rf $(DEMO_RUN)
+	$(bin)/vernal $(DEMO_ARGS)
+	@echo
+	@echo "learning curve: $(DEMO_RUN)/curve.png"
+	@echo "animation:      $(DEMO_RUN)/agent.gif"
+
+test: lint types
+	$(bin)/pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+
+format: $(dev)
+	$(bin)/ruff format
+	$(bin)/ruff check --fix
+
+lint: $(dev)
+	$(bin)/ruff format --check
+	$(bin)/ruff check
+
+types: $(dev)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright
+
+bench: $(runtime)
+	for file in benchmarks/*.py; do echo "== $$file"; $(bin)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp in .venv is as new as the last install; whatever the metadata come from, once it
+# is newer, installs again.
+metadata := pyproject.toml src/vernal/__init__.py
+
+$(runtime): $(metadata)
+	$(make_venv)
+	$(bin)/python -m pip install --quiet --editable .
+	touch $(runtime)
+
+$(dev): $(metadata)
+	$(make_venv)
+	$(bin)/python -m pip install --quiet --editable '.[dev]'
+	touch $(runtime) $(dev)
+
+define make_venv
+@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found: give one, as in make PYTHON=/path/to/python3.12" >&2; exit 1; }
+$(bin)/python $(new_enough) 2>/dev/null || $(PYTHON) -m venv --clear .venv
+endef

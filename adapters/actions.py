@@ -1,0 +1,149 @@
+"""From an environment's action spec to a policy's distribution, and back.
+
+A spec and its mask fall into one of four kinds:
+
+- one choice (`DiscreteArray`): a categorical head;
+- several choices with a mask over their product, as in Minesweeper: one categorical head over
+  all joint actions;
+- several choices, each with its own mask or none, as with several agents: as many heads;
+- bounded floats: a squashed normal per coordinate.
+"""
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+from jumanji import specs
+
+from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask_logits
+
+
+class Distribution(Protocol):
+    """What the core's distributions have in common."""
+
+    def sample(self, key: PRNGKeyArray) -> Array:
+        """One action; the key is consumed."""
+        ...
+
+    def log_prob(self, actions: Any) -> Array:
+        """Log-probability of an action, in nats."""
+        ...
+
+    def entropy(self) -> Array:
+        """Entropy, in nats."""
+        ...
+
+    def mode(self) -> Array:
+        """The most probable action."""
+        ...
+
+
+class ActionCodec(NamedTuple):
+    """How a network's outputs become actions of one environment.
+
+    Attributes:
+        kind: `categorical`, `joint`, `factorised` or `normal`.
+        output_shape: shape of the policy's outputs for one state.
+        choices: number of values of each component of the action (discrete kinds).
+        action_shape: shape of the environment's action.
+        dtype: its dtype.
+        low: lower bounds (continuous kind).
+        high: upper bounds (continuous kind).
+    """
+
+    kind: str
+    output_shape: tuple[int, ...]
+    choices: tuple[int, ...]
+    action_shape: tuple[int, ...]
+    dtype: Any
+    low: Any = None
+    high: Any = None
+
+    def legal(self, observation: Any) -> Bool[Array, "..."] | None:
+        """Which outputs are legal in one state; `None` where the environment has no mask."""
+        mask = getattr(observation, "action_mask", None)
+        if self.kind == "normal":
+            return None
+        if self.kind == "factorised":
+            padding = np.arange(self.output_shape[1]) < np.asarray(self.choices)[:, None]
+            return jnp.asarray(padding) if mask is None else mask & padding
+        return None if mask is None else mask.reshape(self.output_shape)
+
+    def distribution(
+        self, outputs: Float[Array, "..."], legal: Bool[Array, "..."] | None
+    ) -> Distribution:
+        """Policy in one state, from a network's outputs there.
+
+        Args:
+            outputs: shape `output_shape`; logits, or means and pre-softplus deviations.
+            legal: from `legal`.
+
+        Returns:
+            One of the core's distributions; illegal actions have probability 0.
+        """
+        if self.kind == "normal":
+            return SquashedNormal(outputs[0], jax.nn.softplus(outputs[1]) + 1e-3)
+        logits = outputs if legal is None else mask_logits(outputs, legal)
+        return FactorisedCategorical(logits) if self.kind == "factorised" else Categorical(logits)
+
+    def to_environment(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """The environment's action for one sampled from the distribution."""
+        if self.kind == "normal":
+            centre, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+            return (centre + half * action.reshape(self.action_shape)).astype(self.dtype)
+        if self.kind == "joint":
+            action = jnp.stack(jnp.unravel_index(action, self.choices))
+        return action.reshape(self.action_shape).astype(self.dtype)
+
+
+def make_action_codec(environment: Any) -> ActionCodec:
+    """Read an environment's action spec and mask.
+
+    Args:
+        environment: with Jumanji's `action_spec` and `observation_spec`.
+
+    Returns:
+        The codec.
+
+    Raises:
+        ValueError: the action spec is of none of the four kinds.
+
+    Example:
+        >>> import jumanji
+        >>> make_action_codec(jumanji.make("Snake-v1")).output_shape
+        (4,)
+        >>> make_action_codec(jumanji.make("Minesweeper-v0")).output_shape
+        (100,)
+        >>> make_action_codec(jumanji.make("Connector-v3")).output_shape
+        (10, 5)
+    """
+    spec = environment.action_spec
+    mask_spec = getattr(environment.observation_spec, "action_mask", None)
+    mask_shape = tuple(mask_spec.shape) if mask_spec is not None else None
+    # Discrete and multi-discrete specs are bounded ones too: from the narrow to the wide.
+    if isinstance(spec, specs.DiscreteArray):
+        count = int(spec.num_values)
+        return ActionCodec("categorical", (count,), (count,), (), spec.dtype)
+    if isinstance(spec, specs.MultiDiscreteArray):
+        choices = tuple(int(n) for n in np.asarray(spec.num_values).ravel())
+        if mask_shape == choices:
+            return ActionCodec("joint", (math.prod(choices),), choices, spec.shape, spec.dtype)
+        heads = (len(choices), max(choices))
+        return ActionCodec("factorised", heads, choices, spec.shape, spec.dtype)
+    if isinstance(spec, specs.BoundedArray):
+        size = math.prod(spec.shape)
+        if np.issubdtype(spec.dtype, np.floating):
+            low, high = (np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum))
+            if np.all(np.isfinite(low)) and np.all(np.isfinite(high)):
+                return ActionCodec("normal", (2, size), (), spec.shape, spec.dtype, low, high)
+        elif mask_shape is not None and mask_shape[:-1] == tuple(spec.shape):
+            # The mask says how many values there are: a bound may say one too many (MultiCVRP).
+            choices = (mask_shape[-1],) * size
+            return ActionCodec("factorised", (size, choices[0]), choices, spec.shape, spec.dtype)
+    raise ValueError(
+        f"the action spec {spec} cannot be served: wanted a discrete or multi-discrete action, "
+        "bounded integers with a mask per component, or floats with finite bounds."
+    )

@@ -1,0 +1,1 @@
+"""Agents: each a `make_*` function that gives `init`, `step` and `act`."""

@@ -1,0 +1,71 @@
+"""What every agent is: three pure functions over one tree of arrays."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from ..environments import Transition
+
+
+class Agent(NamedTuple):
+    """An agent as three pure functions; `jit`, `vmap` and `scan` apply to each.
+
+    Attributes:
+        init: `(key, hyperparameters) -> state`. The state holds arrays only: parameters,
+            optimiser, environments, keys, and every number that may be swept.
+        step: `state -> (state, metrics)`: one iteration, collect and learn.
+        act: `(state, key, observation) -> action`: one environment's action for one
+            observation, sampled; its most probable one where `key` is `None`.
+        hyperparameters: the default second argument of `init`.
+        steps_per_iteration: environment steps that one `step` takes.
+        network: `state -> module`, the policy being trained.
+    """
+
+    init: Callable[[PRNGKeyArray, Any], Any]
+    step: Callable[[Any], tuple[Any, Any]]
+    act: Callable[[Any, PRNGKeyArray | None, Any], Any]
+    hyperparameters: Any
+    steps_per_iteration: int
+    network: Callable[[Any], Any]
+
+
+class EpisodeSums(NamedTuple):
+    """Sums over the episodes that ended; means are left to the reader, who sees the count.
+
+    Attributes:
+        count: number of episodes that ended.
+        returns: sum of their returns, in units of the rewards.
+        lengths: sum of their lengths, in steps.
+    """
+
+    count: Int[Array, ""]
+    returns: Float[Array, ""]
+    lengths: Int[Array, ""]
+
+
+def sum_episodes(transitions: Transition) -> EpisodeSums:
+    """Add up the episodes that ended within a rollout.
+
+    Args:
+        transitions: of any leading axes.
+
+    Returns:
+        Sums over all of them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ended, values = jnp.array([True, False]), jnp.array([2.0, 9.0])
+        >>> sums = sum_episodes(
+        ...     Transition(values, values, ended, ~ended & ended, None, values, jnp.array([3, 4]), {})
+        ... )
+        >>> sums.count.item(), sums.returns.item(), sums.lengths.item()
+        (1, 2.0, 3)
+    """
+    ended = transitions.resets
+    return EpisodeSums(
+        count=jnp.sum(ended),
+        returns=jnp.sum(jnp.where(ended, transitions.episode_returns, 0)),
+        lengths=jnp.sum(jnp.where(ended, transitions.episode_lengths, 0)),
+    )

@@ -1,0 +1,32 @@
+"""Typed pure functions of reinforcement learning, importable one at a time."""
+
+from ._advantage import VTrace as VTrace
+from ._advantage import discounted_returns as discounted_returns
+from ._advantage import gae as gae
+from ._advantage import lambda_returns as lambda_returns
+from ._advantage import n_step_returns as n_step_returns
+from ._advantage import normalise as normalise
+from ._advantage import vtrace as vtrace
+from ._batching import Batch as Batch
+from ._batching import make_batch as make_batch
+from ._batching import minibatch_indices as minibatch_indices
+from ._batching import take as take
+from ._distributions import Categorical as Categorical
+from ._distributions import FactorisedCategorical as FactorisedCategorical
+from ._distributions import SquashedNormal as SquashedNormal
+from ._losses import PPOLossParts as PPOLossParts
+from ._losses import explained_variance as explained_variance
+from ._losses import ppo_loss as ppo_loss
+from ._losses import value_loss as value_loss
+from ._masking import mask_logits as mask_logits
+from ._search import ModelStep as ModelStep
+from ._search import ModelTransition as ModelTransition
+from ._search import Node as Node
+from ._search import Prediction as Prediction
+from ._search import Root as Root
+from ._search import make_recurrent_fn as make_recurrent_fn
+from ._search import make_root as make_root
+from ._value_transforms import from_two_hot as from_two_hot
+from ._value_transforms import signed_hyperbolic as signed_hyperbolic
+from ._value_transforms import signed_parabolic as signed_parabolic
+from ._value_transforms import two_hot as two_hot

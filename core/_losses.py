@@ -1,0 +1,176 @@
+"""Losses: pure functions of arrays. Networks, optimisers and rollouts stay outside."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, ScalarLike
+
+from ._checks import checked
+
+
+class PPOLossParts(NamedTuple):
+    """The parts of `ppo_loss`, each a mean over the batch.
+
+    Attributes:
+        policy: clipped surrogate, in units of the advantages.
+        value: `value_loss`, in squared units of the values.
+        entropy: entropy of the policy, in nats.
+        kl: estimate of KL(old || new) in nats, at least 0.
+        clip_fraction: share of samples whose ratio lies outside the clip range.
+        explained_variance: 1 - var(value_targets - values) / var(value_targets); 1 is a
+            perfect critic, 0 one that says the mean; 0 where the targets do not vary.
+    """
+
+    policy: Float[Array, ""]
+    value: Float[Array, ""]
+    entropy: Float[Array, ""]
+    kl: Float[Array, ""]
+    clip_fraction: Float[Array, ""]
+    explained_variance: Float[Array, ""]
+
+
+@checked
+def ppo_loss(
+    log_probs: Float[Array, " *batch"],
+    old_log_probs: Float[Array, " *batch"],
+    advantages: Float[Array, " *batch"],
+    entropies: Float[Array, " *batch"],
+    values: Float[Array, " *batch"],
+    value_targets: Float[Array, " *batch"],
+    old_values: Float[Array, " *batch"] | None = None,
+    *,
+    clip_epsilon: ScalarLike = 0.2,
+    value_weight: ScalarLike = 0.5,
+    entropy_weight: ScalarLike = 0.01,
+    value_clip_epsilon: ScalarLike | None = None,
+) -> tuple[Float[Array, ""], PPOLossParts]:
+    """Proximal policy optimisation's loss, and its parts for a person to read.
+
+    With `ratio = exp(log_probs - old_log_probs)`, the mean over the batch of
+
+        - min(ratio * advantage, clip(ratio, 1 - clip_epsilon, 1 + clip_epsilon) * advantage)
+        + value_weight * value_loss - entropy_weight * entropy
+
+    Equations 7 and 9 of Schulman et al. 2017, https://arxiv.org/abs/1707.06347. The KL part
+    is the mean of `ratio - 1 - log(ratio)` (http://joschu.net/blog/kl-approx.html).
+
+    Args:
+        log_probs: log-probability of each taken action under the policy being trained.
+        old_log_probs: the same under the policy that collected the data.
+        advantages: how much better each action was than expected; used as they are, see
+            `normalise`. No gradient should flow through them.
+        entropies: entropy of the policy being trained in each state, in nats.
+        values: V(s) under the critic being trained.
+        value_targets: what the critic should say.
+        old_values: V(s) under the critic that collected the data; only to clip values.
+        clip_epsilon: how far the ratio may leave 1 before its gradient stops.
+        value_weight: weight of the value loss.
+        entropy_weight: weight of the entropy bonus.
+        value_clip_epsilon: see `value_loss`; no clipping by default.
+
+    Returns:
+        The scalar to minimise and a `PPOLossParts`.
+
+    Raises:
+        TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
+        ValueError: only one of `old_values` and `value_clip_epsilon` is given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> old, new = jnp.log(jnp.array([0.25, 0.4])), jnp.log(jnp.array([0.5, 0.2]))
+        >>> one, zero = jnp.ones(2), jnp.zeros(2)
+        >>> loss, parts = ppo_loss(new, old, one, zero, zero, zero)
+        >>> round(loss.item(), 4)  # -(1.2 + 0.5) / 2
+        -0.85
+        >>> parts.clip_fraction.item()
+        1.0
+    """
+    log_ratios = log_probs - old_log_probs
+    ratios = jnp.exp(log_ratios)
+    clipped = jnp.clip(ratios, 1 - clip_epsilon, 1 + clip_epsilon)
+    policy = -jnp.mean(jnp.minimum(ratios * advantages, clipped * advantages))
+    value = value_loss(values, value_targets, old_values, clip_epsilon=value_clip_epsilon)
+    entropy = jnp.mean(entropies)
+    parts = PPOLossParts(
+        policy=policy,
+        value=value,
+        entropy=entropy,
+        kl=jnp.mean(jnp.expm1(log_ratios) - log_ratios),
+        clip_fraction=jnp.mean(jnp.abs(ratios - 1) > clip_epsilon, dtype=ratios.dtype),
+        explained_variance=explained_variance(values, value_targets),
+    )
+    return policy + value_weight * value - entropy_weight * entropy, parts
+
+
+@checked
+def value_loss(
+    values: Float[Array, " *batch"],
+    value_targets: Float[Array, " *batch"],
+    old_values: Float[Array, " *batch"] | None = None,
+    *,
+    clip_epsilon: ScalarLike | None = None,
+) -> Float[Array, ""]:
+    """Half the mean squared error of a critic, clipped or not.
+
+    With `clip_epsilon`, the larger of the errors of `values` and of `values` moved to within
+    `clip_epsilon` of `old_values` counts, as in the original code of PPO (detail 9 of Huang et
+    al. 2022, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
+
+    Args:
+        values: V(s) under the critic being trained.
+        value_targets: what the critic should say, in the same units.
+        old_values: V(s) under the critic that collected the data.
+        clip_epsilon: how far a value may move from its old one, in units of the values.
+
+    Returns:
+        The loss, in squared units of the values.
+
+    Raises:
+        TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
+        ValueError: only one of `old_values` and `clip_epsilon` is given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> value_loss(jnp.array([1.0, 3.0]), jnp.array([0.0, 0.0])).item()
+        2.5
+    """
+    if (old_values is None) != (clip_epsilon is None):
+        missing = "old_values" if old_values is None else "clip_epsilon"
+        raise ValueError(
+            f"value_loss(): clipping takes both old_values and an epsilon; {missing} is missing."
+        )
+    errors = (values - value_targets) ** 2
+    if old_values is not None and clip_epsilon is not None:
+        epsilon = jnp.asarray(clip_epsilon, values.dtype)
+        moved = old_values + jnp.clip(values - old_values, -epsilon, epsilon)
+        errors = jnp.maximum(errors, (moved - value_targets) ** 2)
+    return jnp.mean(errors) / 2
+
+
+@checked
+def explained_variance(
+    values: Float[Array, " *batch"], value_targets: Float[Array, " *batch"]
+) -> Float[Array, ""]:
+    """Share of the targets' variance that a critic accounts for.
+
+        1 - var(value_targets - values) / var(value_targets)
+
+    Args:
+        values: V(s) as the critic says.
+        value_targets: what it should say.
+
+    Returns:
+        At most 1; below 0 for a critic worse than a constant; 0 where targets do not vary.
+
+    Raises:
+        TypeError: shapes or dtypes disagree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> explained_variance(jnp.array([0.0, 1.0]), jnp.array([0.0, 2.0])).item()
+        0.75
+    """
+    # Not from the variance: that of equal targets is above 0 where their mean is rounded.
+    varied = jnp.max(value_targets, initial=-jnp.inf) > jnp.min(value_targets, initial=jnp.inf)
+    variance = jnp.where(varied, jnp.var(value_targets), 1)
+    return jnp.where(varied, 1 - jnp.var(value_targets - values) / variance, 0)
