@@ -20,6 +20,8 @@ from jumanji import specs
 
 from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask_logits
 
+from .environments import Environment, read_specs
+
 
 class Distribution(Protocol):
     """What the core's distributions have in common."""
@@ -99,7 +101,7 @@ class ActionCodec(NamedTuple):
         return action.reshape(self.action_shape).astype(self.dtype)
 
 
-def make_action_codec(environment: Any) -> ActionCodec:
+def make_action_codec(environment: Environment) -> ActionCodec:
     """Read an environment's action spec and mask.
 
     Args:
@@ -120,8 +122,8 @@ def make_action_codec(environment: Any) -> ActionCodec:
         >>> make_action_codec(jumanji.make("Connector-v3")).output_shape
         (10, 5)
     """
-    spec = environment.action_spec
-    mask_spec = getattr(environment.observation_spec, "action_mask", None)
+    observation_spec, spec = read_specs(environment)
+    mask_spec = getattr(observation_spec, "action_mask", None)
     mask_shape = tuple(mask_spec.shape) if mask_spec is not None else None
     # Discrete and multi-discrete specs are bounded ones too: from the narrow to the wide.
     if isinstance(spec, specs.DiscreteArray):

@@ -39,6 +39,27 @@ class Environment(Protocol):
         ...
 
 
+def read_specs(environment: Environment) -> tuple[Any, Any]:
+    """Observation spec and action spec, with concrete bounds even inside a trace.
+
+    Jumanji builds a spec when it is first asked for, and keeps it: asked for inside a trace, it
+    would keep that trace's values for ever.
+
+    Args:
+        environment: with Jumanji's specs.
+
+    Returns:
+        Observation spec and action spec.
+
+    Example:
+        >>> import jumanji
+        >>> read_specs(jumanji.make("Snake-v1"))[1].num_values.item()
+        4
+    """
+    with jax.ensure_compile_time_eval():
+        return environment.observation_spec, environment.action_spec
+
+
 class Queue(NamedTuple):
     """The next episodes of `B` copies, up to `Q` of each, in a ring.
 

@@ -1,5 +1,6 @@
 """Mazes with fixed walls, for Jumanji's maze environment."""
 
+import collections
 from collections.abc import Sequence
 
 import jax
@@ -100,3 +101,35 @@ def make_medium_maze() -> Maze:
     walls = np.array(_MEDIUM_WALLS.split(), int).reshape(10, 10)
     starts, goals = [(0, 0), (9, 0), (0, 9)], [(3, 9), (7, 8), (7, 0)]
     return Maze(FixedWallsGenerator(walls, starts, goals))
+
+
+def shortest_path_length(
+    walls: np.ndarray, start: tuple[int, int], goal: tuple[int, int]
+) -> float:
+    """Number of steps from start to goal, by breadth-first search.
+
+    Args:
+        walls: true where a wall stands.
+        start: row and column.
+        goal: row and column.
+
+    Returns:
+        The number; infinite if there is no way.
+
+    Example:
+        >>> shortest_path_length(np.array([[0, 1], [0, 0]], bool), (0, 0), (1, 1))
+        2
+    """
+    start, goal = (int(start[0]), int(start[1])), (int(goal[0]), int(goal[1]))
+    distances = {start: 0}
+    frontier = collections.deque([start])
+    while frontier:
+        row, col = cell = frontier.popleft()
+        if cell == goal:
+            return distances[cell]
+        for near in ((row - 1, col), (row, col + 1), (row + 1, col), (row, col - 1)):
+            is_inside = 0 <= near[0] < walls.shape[0] and 0 <= near[1] < walls.shape[1]
+            if is_inside and not walls[near] and near not in distances:
+                distances[near] = distances[cell] + 1
+                frontier.append(near)
+    return float("inf")

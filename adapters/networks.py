@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jumanji import specs
 
 from .actions import make_action_codec
-from .environments import Environment
+from .environments import Environment, read_specs
 
 NetworkFactory = Callable[[PRNGKeyArray], eqx.Module]
 
@@ -131,6 +131,200 @@ def orthogonal_linear(
     )
 
 
+class Leaf(NamedTuple):
+    """One array of an observation, as its spec describes it.
+
+    Attributes:
+        path: names that lead to it, outermost first.
+        shape: its shape.
+        dtype: its dtype.
+        low: smallest value, or `None` if there is no finite bound on either side.
+        high: largest value, or `None` likewise.
+    """
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    low: float | None
+    high: float | None
+
+    def read(self, observation: Any) -> Array:
+        """The array itself."""
+        return functools.reduce(getattr, self.path, observation)
+
+    def encode(self, observation: Any) -> Float[Array, "..."]:
+        """As floats of order 1, in one more axis: small integers one-hot, others scaled."""
+        values = self.read(observation)
+        if self.low is not None and self.high is not None:
+            count = int(self.high - self.low) + 1
+            if jnp.issubdtype(self.dtype, jnp.integer) and count <= _ONE_HOT_LIMIT:
+                return jax.nn.one_hot(values - int(self.low), count)
+            centre, half = (self.high + self.low) / 2, max((self.high - self.low) / 2, 1e-6)
+            return ((values.astype(float) - centre) / half)[..., None]
+        if self.dtype == bool:
+            return values.astype(float)[..., None]
+        values = values.astype(float)
+        return (jnp.sign(values) * jnp.log1p(jnp.abs(values)))[..., None]
+
+
+class Cell(NamedTuple):
+    """A row and a column that name a cell of a grid; read as a plane with one 1.
+
+    Attributes:
+        row: where the row stands.
+        col: where the column stands.
+    """
+
+    row: Leaf
+    col: Leaf
+
+    def encode(self, observation: Any) -> Float[Array, "H W 1"]:
+        """The plane."""
+        rows, cols = (
+            jax.nn.one_hot(leaf.read(observation), int(leaf.high or 0) + 1) for leaf in self
+        )
+        return jnp.outer(rows, cols)[..., None]
+
+
+class Layout(NamedTuple):
+    """What of an observation is read in which way.
+
+    Attributes:
+        grids: for each height and width, the leaves and cells that lie on such a grid.
+        vectors: all other leaves.
+    """
+
+    grids: tuple[tuple[tuple[int, int], tuple[Leaf | Cell, ...]], ...]
+    vectors: tuple[Leaf, ...]
+
+    def see(self, observation: Any) -> tuple[list[Float[Array, "H W C"]], Float[Array, " F"]]:
+        """One array of planes for each size of grid, and one vector."""
+        grids = [
+            jnp.concatenate([p.encode(observation).reshape(*size, -1) for p in parts], axis=-1)
+            for size, parts in self.grids
+        ]
+        vectors = [leaf.encode(observation).ravel() for leaf in self.vectors]
+        return grids, jnp.concatenate([jnp.zeros(0), *vectors])
+
+
+def read_layout(environment: Environment) -> Layout:
+    """Decide from an environment's specs alone how its observations are read.
+
+    An array whose first two axes are at least 3 long is a grid. A `row` and a `col` whose
+    bounds are those of such a grid are a cell of it. Everything else is a vector. The action
+    mask is left to the policy's head.
+
+    Args:
+        environment: with Jumanji's `observation_spec`.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: a leaf is neither boolean nor a number, or there is nothing to see.
+
+    Example:
+        >>> import jumanji
+        >>> layout = read_layout(jumanji.make("Maze-v0"))
+        >>> [(size, len(parts)) for size, parts in layout.grids]
+        [((10, 10), 3)]
+        >>> [leaf.path for leaf in layout.vectors]
+        [('step_count',)]
+    """
+    leaves = [leaf for leaf in _leaves(read_specs(environment)[0]) if leaf.path != ("action_mask",)]
+    for leaf in leaves:
+        if not (leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)):
+            raise ValueError(
+                f"the observation's leaf '{'.'.join(leaf.path)}' has dtype {leaf.dtype}, which no "
+                "encoder reads; give a network of your own."
+            )
+    if not leaves:
+        raise ValueError("the observation has no leaf to read besides the action mask.")
+    grids: dict[tuple[int, int], list[Leaf | Cell]] = {}
+    rest = []
+    for leaf in leaves:
+        if len(leaf.shape) >= 2 and min(leaf.shape[:2]) >= 3:
+            grids.setdefault((leaf.shape[0], leaf.shape[1]), []).append(leaf)
+        else:
+            rest.append(leaf)
+    by_path = {leaf.path: leaf for leaf in rest}
+    for leaf in rest:
+        other = by_path.get((*leaf.path[:-1], "col"))
+        if leaf.path[-1:] != ("row",) or other is None or leaf.shape or other.shape:
+            continue
+        if leaf.low == 0 == other.low and leaf.high is not None and other.high is not None:
+            cells = grids.get((int(leaf.high) + 1, int(other.high) + 1))
+            if cells is not None:
+                cells.append(Cell(leaf, other))
+                del by_path[leaf.path], by_path[other.path]
+    return Layout(
+        tuple((size, tuple(parts)) for size, parts in grids.items()), tuple(by_path.values())
+    )
+
+
+def _leaves(spec: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    if not isinstance(spec, specs.Array):
+        for name, part in spec._specs.items():  # pyright: ignore[reportPrivateUsage]
+            yield from _leaves(part, (*path, name))
+        return
+    low = high = None
+    if isinstance(spec, specs.BoundedArray):
+        low, high = (float(f(np.asarray(b))) for f, b in ((np.min, spec.minimum), (np.max, spec.maximum)))
+    bounded = low is not None and high is not None and np.isfinite([low, high]).all()
+    if not bounded or spec.dtype == bool:
+        low = high = None
+    yield Leaf(path, tuple(spec.shape), spec.dtype, low, high)
+
+
+class SpecNetwork(eqx.Module):
+    """Actor-critic built from an environment's specs.
+
+    Grids pass a convolution; its features and the vectors pass a hidden layer.
+    """
+
+    layout: Layout = eqx.field(static=True)
+    convs: tuple[GridConv, ...]
+    hidden: eqx.nn.Linear
+    heads: Heads
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        channels: int = 8,
+        width: int = 64,
+        key: PRNGKeyArray,
+    ) -> None:
+        """Read the specs and draw the weights.
+
+        Args:
+            environment: with Jumanji's specs.
+            channels: filters over each grid.
+            width: size of the hidden layer.
+            key: consumed.
+
+        Raises:
+            ValueError: the observation or the action cannot be served.
+        """
+        self.layout = read_layout(environment)
+        conv_key, hidden_key, heads_key = jax.random.split(key, 3)
+        _, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
+        grids, vector = jax.eval_shape(self.layout.see, timestep.observation)
+        keys = jax.random.split(conv_key, max(len(grids), 1))
+        self.convs = tuple(
+            GridConv(grid.shape[-1], channels, key=k) for grid, k in zip(grids, keys, strict=False)
+        )
+        size = vector.size + sum((h - 2) * (w - 2) * channels for h, w, _ in (g.shape for g in grids))
+        self.hidden = eqx.nn.Linear(size, width, key=hidden_key)
+        self.heads = Heads(width, make_action_codec(environment).output_shape, key=heads_key)
+
+    def __call__(self, observation: Any) -> tuple[Array, Array]:
+        """Policy outputs and value for one observation."""
+        grids, vector = self.layout.see(observation)
+        features = [jax.nn.relu(conv(g)).ravel() for conv, g in zip(self.convs, grids, strict=True)]
+        return self.heads(jax.nn.relu(self.hidden(jnp.concatenate([*features, vector]))))
+
+
 class BlogMazeNetwork(eqx.Module):
     """The network of the blog post: one 3 x 3 filter, a hidden layer of 64, two heads."""
 
@@ -166,3 +360,65 @@ def maze_planes(observation: Any) -> Float[Array, "H W 3"]:
     walls = observation.walls.astype(float)
     planes = walls, plane(observation.agent_position), plane(observation.target_position)
     return jnp.stack(planes, axis=-1)
+
+
+def make_spec_network(environment: Environment) -> NetworkFactory:
+    """`SpecNetwork` for an environment; its specs are read at once.
+
+    Args:
+        environment: with Jumanji's specs.
+
+    Returns:
+        From a key to the network.
+
+    Raises:
+        ValueError: the observation or the action cannot be served.
+
+    Example:
+        >>> import jax, jumanji
+        >>> environment = jumanji.make("Snake-v1")
+        >>> network = make_spec_network(environment)(jax.random.key(0))
+        >>> _, timestep = environment.reset(jax.random.key(1))
+        >>> network(timestep.observation)[0].shape
+        (4,)
+    """
+    read_layout(environment)
+    return lambda key: SpecNetwork(environment, key=key)
+
+
+def make_blog_network(environment: Environment) -> NetworkFactory:
+    """`BlogMazeNetwork`, for mazes of 10 x 10 cells only.
+
+    Args:
+        environment: a maze.
+
+    Returns:
+        From a key to the network.
+
+    Raises:
+        ValueError: the environment is no maze of 10 x 10 cells.
+
+    Example:
+        >>> import jax
+        >>> from vernal.adapters.registry import make_environment
+        >>> maze = make_environment("maze-easy")
+        >>> _, timestep = maze.reset(jax.random.key(0))
+        >>> make_blog_network(maze)(jax.random.key(0))(timestep.observation)[0].shape
+        (4,)
+    """
+    _require_maze(environment, "blog")
+    return lambda key: BlogMazeNetwork(key=key)
+
+
+def _require_maze(environment: Environment, network: str) -> None:
+    walls = getattr(read_specs(environment)[0], "walls", None)
+    if walls is None or tuple(walls.shape) != (10, 10):
+        raise ValueError(
+            f"the network '{network}' is for mazes of 10 x 10 cells only; use the default network."
+        )
+
+
+NETWORKS: dict[str, Callable[[Environment], NetworkFactory]] = {
+    "spec": make_spec_network,
+    "blog": make_blog_network,
+}

@@ -236,9 +236,9 @@ def _check_transition(arrived: ModelTransition, left: Node) -> None:
     for part in sorted(wanted | given):  # leaves, then the structure: a list for a tuple, say
         if given.get(part) != wanted.get(part):
             raise TypeError(
-                f"transition(): the embedding's {part} is {given.get(part, 'missing')}, but that of "
-                f"the state left is {wanted.get(part, 'missing')}; a tree stores them side by side, "
-                "so they must agree."
+                f"transition(): the embedding's {part} is {given.get(part, 'missing')}, but that "
+                f"of the state left is {wanted.get(part, 'missing')}; a tree stores them side by "
+                "side, so they must agree."
             )
 
 

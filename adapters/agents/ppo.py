@@ -32,14 +32,14 @@ from .agent import Agent, EpisodeSums, sum_episodes
 class PPOConfig:
     """Settings of PPO; checked when made."""
 
-    num_envs: int = 16
+    envs: int = 16
     """Environments side by side."""
-    num_steps: int = 512
+    rollout_steps: int = 512
     """Steps that each environment takes in an iteration."""
     epochs: int = 10
     """Passes over the data of an iteration."""
     minibatch_size: int = 1024
-    """Samples in a gradient step; divides num_envs times num_steps."""
+    """Samples in a gradient step; divides envs times rollout_steps."""
     learning_rate: float = 3e-4
     """Adam's step size."""
     adam_epsilon: float = 1e-7
@@ -56,12 +56,12 @@ class PPOConfig:
     """Weight of the entropy bonus, in units of the advantage per nat."""
     value_weight: float = 1.0
     """Weight of half the squared error of the values."""
-    normalise_advantages: bool = True
+    normalise_advantages: bool = False
     """Whether the advantages of a minibatch are shifted and scaled to mean 0 and deviation 1."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything compiles."""
-        for name in ("num_envs", "num_steps", "epochs", "minibatch_size"):
+        for name in ("envs", "rollout_steps", "epochs", "minibatch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
         for name in ("gamma", "lambda_"):
@@ -73,11 +73,11 @@ class PPOConfig:
         for name in ("entropy_weight", "value_weight"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more.")
-        samples = self.num_envs * self.num_steps
+        samples = self.envs * self.rollout_steps
         if samples % self.minibatch_size:
             raise ValueError(
                 f"minibatch_size is {self.minibatch_size}, which does not divide the {samples} samples "
-                f"of {self.num_envs} environments times {self.num_steps} steps; choose a divisor."
+                f"of {self.envs} environments times {self.rollout_steps} steps; choose a divisor."
             )
 
 
@@ -139,7 +139,7 @@ def make_ppo(
 ) -> Agent:
     """Build PPO for an environment and a network.
 
-    One `step` takes `num_steps` steps in every environment, estimates advantages, and passes
+    One `step` takes `rollout_steps` steps in every environment, estimates advantages, and passes
     `epochs` times over the data in shuffled minibatches.
 
     Args:
@@ -159,11 +159,11 @@ def make_ppo(
 
     Example:
         >>> import jax
-        >>> from vernal.adapters.networks import make_network
+        >>> from vernal.adapters.networks import make_spec_network
         >>> from vernal.adapters.registry import make_environment
         >>> environment = make_environment("maze-easy")
-        >>> config = PPOConfig(num_envs=2, num_steps=8, minibatch_size=8, epochs=1)
-        >>> agent = make_ppo(environment, make_network(environment), config)
+        >>> config = PPOConfig(envs=2, rollout_steps=8, minibatch_size=8, epochs=1)
+        >>> agent = make_ppo(environment, make_spec_network(environment), config)
         >>> state = agent.init(jax.random.key(0), agent.hyperparameters)
         >>> state, metrics = jax.jit(agent.step)(state)
         >>> bool(abs(metrics.first_loss.kl) < 1e-6)
@@ -171,7 +171,7 @@ def make_ppo(
     """
     config = PPOConfig() if config is None else config
     codec = make_action_codec(environment)
-    envs = VectorEnvironment(environment, config.num_envs)
+    envs = VectorEnvironment(environment, config.envs)
     # Structure and functions of the network, closed over; its arrays live in the state.
     shapes = eqx.filter_eval_shape(make_network, jax.random.key(0))
     static = eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
@@ -193,7 +193,7 @@ def make_ppo(
         network = eqx.combine(state.params, static)
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         env_state, batch, episodes = collect(
-            network, envs, codec, state.envs, rollout_key, state.hyperparameters, config.num_steps
+            network, envs, codec, state.envs, rollout_key, state.hyperparameters, config.rollout_steps
         )
         network, optimiser, (losses, norms) = update(
             network, state.optimiser, batch, codec, update_key, state.hyperparameters, config
@@ -225,7 +225,7 @@ def make_ppo(
         hyperparameters=PPOHyperparameters(
             **{name: getattr(config, name) for name in PPOHyperparameters._fields}
         ),
-        steps_per_iteration=config.num_envs * config.num_steps,
+        steps_per_iteration=config.envs * config.rollout_steps,
         network=lambda state: eqx.combine(state.params, static),
     )
 
@@ -303,7 +303,7 @@ def update(
     """Pass `epochs` times over the batch; a minibatch is gathered when it is used."""
     shuffle = functools.partial(
         minibatch_indices,
-        size=config.num_envs * config.num_steps,
+        size=config.envs * config.rollout_steps,
         minibatch_size=config.minibatch_size,
     )
     indices = jax.vmap(shuffle)(jax.random.split(key, config.epochs))

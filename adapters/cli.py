@@ -1,0 +1,195 @@
+"""The command `vernal`: each subcommand is one call that a script can make too."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional
+
+from .actions import make_action_codec
+from .agents.ppo import PPOConfig
+from .evaluation import confidence_interval, make_random_policy, play, summarise
+from .networks import make_spec_network
+from .registry import environment_names, make_environment
+from .runs import training
+from .runs.animation import animate, record_states
+from .runs.curve import draw_curve
+from .runs.folder import RunFolder, next_free_path
+from .runs.progress import progress_line
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; faults of input end in one sentence and an exit code.
+
+    Args:
+        arguments: words after `vernal`; the process's own by default.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    agents = {"ppo": train_ppo}
+    commands = {
+        "train": train,
+        "resume": resume,
+        "evaluate": evaluate,
+        "watch": watch,
+        "plot": plot,
+        "envs": envs,
+    }
+    prog = "vernal"
+    if arguments[:1] == ["train"]:
+        prog, commands, arguments = "vernal train", agents, arguments[1:]
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog=prog,
+            description="Reinforcement learning for people who write JAX with Equinox.",
+            args=arguments,
+        )
+    except (ValueError, TypeError, OSError) as error:
+        print(f"vernal: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def train() -> None:
+    """Train an agent, as in: vernal train ppo maze-medium."""
+
+
+def train_ppo(
+    environment: Positional[str],
+    config: OmitArgPrefixes[PPOConfig] = PPOConfig(),
+    *,
+    network: str = "spec",
+    steps: int = 819_200,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> None:
+    """Train an agent with proximal policy optimisation.
+
+    Args:
+        environment: name of the environment; `vernal envs` lists all.
+        config: settings of PPO.
+        network: `spec` is built from the environment's specs, `blog` is for mazes of 10 x 10.
+        steps: environment steps to train for, rounded up to whole iterations.
+        seed: of every random number.
+        folder: folder of the run, not there yet; runs/ENVIRONMENT/ppo/seed-SEED by default.
+    """
+    run = training.RunConfig("ppo", environment, network, seed, steps, config)
+    with progress_line() as report:
+        _say_where(training.start(run, folder, report))
+
+
+def resume(run: Positional[Path], *, steps: int | None = None) -> None:
+    """Go on with a run from its newest checkpoint.
+
+    Args:
+        run: folder of the run.
+        steps: environment steps to train for in all; as the run was started by default.
+    """
+    with progress_line() as report:
+        _say_where(training.resume(RunFolder(run), report, steps=steps))
+
+
+def evaluate(run: Positional[Path], *, episodes: int = 256, seed: int = 1, best: bool = False) -> None:
+    """Measure an agent over whole episodes, beside a random policy.
+
+    Args:
+        run: folder of the run.
+        episodes: how many, of each policy.
+        seed: of the instances and the sampling; all policies meet the same instances.
+        best: the best checkpoint in place of the newest.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}; give at least 1.")
+    config, environment, agent, state = training.load(RunFolder(run), best=best)
+    policies = {
+        "greedy": lambda key, observation: agent.act(state, None, observation),
+        "sampled": lambda key, observation: agent.act(state, key, observation),
+        "random legal": make_random_policy(environment),
+    }
+    table = Table(title=f"{config.environment}, {episodes} episodes, mean ± 95 % interval")
+    for number, (name, act) in enumerate(policies.items()):
+        outcome = jax.jit(lambda key, act=act: play(environment, act, key, episodes))(
+            jax.random.key(seed)
+        )
+        summary = summarise(environment, jax.random.key(seed), outcome)
+        if number == 0:
+            table.add_column("policy")
+            for column in summary:
+                table.add_column(column, justify="right")
+        table.add_row(name, *summary.values())
+    Console().print(table)
+
+
+def watch(
+    run: Positional[Path],
+    *,
+    episodes: int = 3,
+    seed: int = 1,
+    max_steps: int = 200,
+    frames_per_second: int = 8,
+    output: Path | None = None,
+    sampled: bool = False,
+) -> None:
+    """Write an animation of an agent.
+
+    Args:
+        run: folder of the run.
+        episodes: how many to show, one after the other.
+        seed: of the instances and the sampling.
+        max_steps: steps after which an episode is left.
+        frames_per_second: speed.
+        output: file that ends in .gif or .mp4 (which takes ffmpeg); agent.gif in the run's
+            folder by default.
+        sampled: whether actions are sampled; the most probable ones by default.
+    """
+    folder = RunFolder(run)
+    _, environment, agent, state = training.load(folder)
+    path = next_free_path(folder.path / "agent.gif") if output is None else output
+
+    def act(key: Any, observation: Any) -> Any:
+        return agent.act(state, key if sampled else None, observation)
+
+    states = record_states(
+        environment, act, jax.random.key(seed), episodes=episodes, max_steps=max_steps
+    )
+    animate(environment, states, path, frames_per_second=frames_per_second)
+    print(f"animation of {episodes} episodes: {path}")
+
+
+def plot(runs: Positional[list[Path]], *, output: Path = Path("curve.png")) -> None:
+    """Draw the learning curves of several runs into one picture.
+
+    Args:
+        runs: folders of the runs.
+        output: picture to write.
+    """
+    for run in runs:
+        RunFolder(run).read_config()
+    draw_curve([RunFolder(run) for run in runs], output)
+    print(f"curves of {len(runs)} runs: {output}")
+
+
+def envs() -> None:
+    """List every environment, and whether PPO can train on it here."""
+    table = Table("environment", "actions", "works here")
+    for name in environment_names():
+        try:
+            environment = make_environment(name)
+            codec = make_action_codec(environment)
+            eqx.filter_eval_shape(make_spec_network(environment), jax.random.key(0))
+            table.add_row(name, f"{codec.kind} {codec.output_shape}", "yes")
+        except ValueError as error:
+            table.add_row(name, "", f"no: {error}")
+    Console().print(table)
+
+
+def _say_where(folder: RunFolder) -> None:
+    print(f"run: {folder.path}\ncurve: {folder.curve_path}")
+    print(f"next: vernal watch {folder.path}  or  vernal evaluate {folder.path}")

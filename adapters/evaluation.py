@@ -1,0 +1,193 @@
+"""How good a policy is: whole episodes, each counted once, on instances of a key of its own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jumanji.environments import Maze
+
+from .actions import make_action_codec
+from .environments import Environment
+from .mazes import shortest_path_length
+from .scan import where
+
+Act = Callable[[PRNGKeyArray, Any], Any]
+
+
+class Episodes(NamedTuple):
+    """Outcomes of `N` whole episodes.
+
+    Attributes:
+        returns: sum of rewards of each, agents added up.
+        lengths: number of steps of each.
+    """
+
+    returns: Float[Array, " N"]
+    lengths: Int[Array, " N"]
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % confidence interval, by the normal approximation."""
+
+    mean: float
+    half_width: float
+
+    def __str__(self) -> str:
+        """As `0.950 ± 0.013`."""
+        return f"{self.mean:.3f} ± {self.half_width:.3f}"
+
+
+def play(environment: Environment, act: Act, key: PRNGKeyArray, episodes: int) -> Episodes:
+    """Play whole episodes side by side, each from its start to its own end.
+
+    No episode is cut and none counted twice, so short episodes weigh no more than long ones.
+
+    Args:
+        environment: one environment, without automatic reset.
+        act: `(key, observation) -> action` for one observation.
+        key: consumed; instance `n` depends on it and on `n` alone.
+        episodes: how many.
+
+    Returns:
+        Their returns and lengths.
+
+    Example:
+        >>> import jax
+        >>> from vernal.adapters.registry import make_environment
+        >>> maze = make_environment("maze-easy")
+        >>> outcome = play(maze, make_random_policy(maze), jax.random.key(0), episodes=8)
+        >>> bool((outcome.lengths <= 100).all())
+        True
+    """
+    _, act_key = jax.random.split(key)
+    states, timesteps = jax.vmap(environment.reset)(instance_keys(key, episodes))
+
+    def is_running(carry: Any) -> Bool[Array, ""]:
+        return jnp.any(carry[2])
+
+    def walk(carry: Any) -> Any:
+        states, observations, running, outcome, key = carry
+        key, step_key = jax.random.split(key)
+        actions = jax.vmap(act)(jax.random.split(step_key, episodes), observations)
+        next_states, timesteps = jax.vmap(environment.step)(states, actions)
+        rewards = timesteps.reward.reshape(episodes, -1).sum(axis=1)
+        outcome = Episodes(
+            returns=outcome.returns + jnp.where(running, rewards, 0),
+            lengths=outcome.lengths + running,
+        )
+        states = where(running, next_states, states)
+        observations = where(running, timesteps.observation, observations)
+        return states, observations, running & ~timesteps.last(), outcome, key
+
+    nothing = Episodes(jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
+    running = jnp.ones(episodes, bool)
+    carry = (states, timesteps.observation, running, nothing, act_key)
+    return jax.lax.while_loop(is_running, walk, carry)[3]
+
+
+def make_random_policy(environment: Environment) -> Act:
+    """Uniform over the legal actions.
+
+    Args:
+        environment: whose actions to draw.
+
+    Returns:
+        `(key, observation) -> action`.
+
+    Example:
+        >>> import jax, jumanji
+        >>> policy = make_random_policy(jumanji.make("Snake-v1"))
+        >>> _, timestep = jumanji.make("Snake-v1").reset(jax.random.key(0))
+        >>> bool(timestep.observation.action_mask[policy(jax.random.key(1), timestep.observation)])
+        True
+    """
+    codec = make_action_codec(environment)
+
+    def act(key: PRNGKeyArray, observation: Any) -> Any:
+        if codec.kind == "normal":  # A normal squashed by tanh is uniform at no deviation.
+            uniform = jax.random.uniform(key, codec.output_shape[1:], minval=-1, maxval=1)
+            return codec.to_environment(uniform)
+        policy = codec.distribution(jnp.zeros(codec.output_shape), codec.legal(observation))
+        return codec.to_environment(policy.sample(key))
+
+    return act
+
+
+def summarise(environment: Any, key: PRNGKeyArray, episodes: Episodes) -> dict[str, str]:
+    """What to print of some episodes.
+
+    In a maze: how many reached the goal, and how much longer their ways were than the shortest.
+
+    Args:
+        environment: where they were played.
+        key: the one they were played with.
+        episodes: their outcomes.
+
+    Returns:
+        Column titles and texts.
+
+    Example:
+        >>> import jax
+        >>> from vernal.adapters.registry import make_environment
+        >>> maze, key = make_environment("maze-easy"), jax.random.key(0)
+        >>> outcome = Episodes(np.array([1.0, 0.0]), np.array([27, 100]))
+        >>> summarise(maze, key, outcome)["steps / shortest"]
+        '1.500'
+    """
+    returns, lengths = np.asarray(episodes.returns), np.asarray(episodes.lengths)
+    summary = {
+        "return": str(confidence_interval(returns)),
+        "length": str(confidence_interval(lengths)),
+    }
+    if isinstance(environment, Maze):
+        solved = returns > 0
+        states, _ = jax.vmap(environment.reset)(instance_keys(key, len(returns)))
+        shortest = np.array(
+            [
+                shortest_path_length(walls, start, goal)
+                for walls, *start, goal_row, goal_col in zip(
+                    *map(np.asarray, (states.walls, *states.agent_position, *states.target_position)),
+                    strict=True,
+                )
+                for goal in [(goal_row, goal_col)]
+            ]
+        )
+        ratio = lengths[solved].sum() / shortest[solved].sum() if solved.any() else float("nan")
+        summary["solved"] = str(confidence_interval(solved))
+        summary["shortest path"] = f"{shortest.mean():.1f}"
+        summary["steps / shortest"] = f"{ratio:.3f}"
+    return summary
+
+
+def instance_keys(key: PRNGKeyArray, episodes: int) -> PRNGKeyArray:
+    """Reset keys of the instances that `play` meets with this key.
+
+    Example:
+        >>> instance_keys(jax.random.key(0), 3).shape
+        (3,)
+    """
+    reset_key, _ = jax.random.split(key)
+    return jax.vmap(lambda n: jax.random.fold_in(reset_key, n))(jnp.arange(episodes))
+
+
+def confidence_interval(samples: Any) -> Interval:
+    """Mean of independent samples and half the width of its 95 % interval.
+
+    Args:
+        samples: at least one number.
+
+    Returns:
+        The interval; its half width is infinite for one sample.
+
+    Example:
+        >>> str(confidence_interval([0.0, 1.0, 1.0, 0.0]))
+        '0.500 ± 0.566'
+    """
+    samples = np.asarray(samples, np.float64)
+    if len(samples) == 1:
+        return Interval(float(samples[0]), float("inf"))
+    error = samples.std(ddof=1) / np.sqrt(len(samples))
+    return Interval(float(samples.mean()), float(1.96 * error))

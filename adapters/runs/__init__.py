@@ -1,0 +1,1 @@
+"""Runs: train an agent into a folder, and read it back."""

@@ -1,0 +1,128 @@
+"""A run's folder: what lies where, and that nothing in it is ever overwritten."""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run, with its configuration and metrics.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """Everything needed to make the agent again."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object a line, one line an iteration."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Orbax checkpoints: the newest ones and the best."""
+        return self.path / "checkpoints"
+
+    @property
+    def curve_path(self) -> Path:
+        """Picture of the returns over steps."""
+        return self.path / "curve.png"
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write the configuration, once."""
+        import tomli_w
+
+        with self.config_path.open("xb") as file:
+            tomli_w.dump(config, file)
+
+    def read_config(self) -> dict[str, Any]:
+        """Read the configuration.
+
+        Raises:
+            ValueError: this is no run's folder, or its configuration is damaged.
+        """
+        if not self.config_path.is_file():
+            raise ValueError(
+                f"{self.path} is no run: it has no config.toml. Give the folder that "
+                "`vernal train` named, as runs/maze-medium/ppo/seed-0."
+            )
+        try:
+            return tomllib.loads(self.config_path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{self.config_path} is damaged: {error}.") from None
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add a line; it is on disk when this returns."""
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; one that was cut short by a crash is left out."""
+        rows = []
+        if self.metrics_path.is_file():
+            for line in self.metrics_path.read_text().splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    continue
+        return rows
+
+    def cut_metrics(self, iteration: int) -> None:
+        """Drop the lines after an iteration, to go on from its checkpoint."""
+        kept = [row for row in self.read_metrics() if row["iteration"] <= iteration]
+        aside = self.metrics_path.with_suffix(".jsonl.new")
+        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        aside.replace(self.metrics_path)
+
+
+def create_run_folder(path: Path) -> RunFolder:
+    """Make a new, empty folder for a run.
+
+    Args:
+        path: where; its parents are made too.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: something is there already.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> parent = pathlib.Path(tempfile.mkdtemp())
+        >>> create_run_folder(parent / "run").config_path.name
+        'config.toml'
+    """
+    try:
+        path.mkdir(parents=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(
+            f"{path} exists already, and a run is never overwritten; give another folder with "
+            f"--folder, go on with `vernal resume {path}`, or remove it yourself."
+        ) from None
+    return RunFolder(path)
+
+
+def next_free_path(path: Path) -> Path:
+    """The path itself if nothing is there, else the first free one with a number added.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> taken = pathlib.Path(tempfile.mkdtemp())
+        >>> next_free_path(taken).name == taken.name + "-2"
+        True
+    """
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate

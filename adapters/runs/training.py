@@ -1,0 +1,261 @@
+"""Train an agent into a folder, and make it again from there."""
+
+import dataclasses
+import importlib.metadata
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..agents.agent import Agent
+from ..agents.ppo import PPOConfig, make_ppo
+from ..networks import NETWORKS
+from ..registry import make_environment
+from .checkpoints import Checkpoints
+from .curve import draw_curve
+from .folder import RunFolder, create_run_folder, next_free_path
+
+AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {"ppo": (PPOConfig, make_ppo)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything needed to make a run again.
+
+    Attributes:
+        agent: name of the agent.
+        environment: name of the environment.
+        network: name of the network.
+        seed: of every random number.
+        steps: environment steps to train for, rounded up to whole iterations.
+        settings: the agent's own.
+    """
+
+    agent: str
+    environment: str
+    network: str
+    seed: int
+    steps: int
+    settings: Any
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before anything compiles or is written."""
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; give at least 1.")
+        if self.network not in NETWORKS:
+            raise ValueError(
+                f"there is no network '{self.network}'; choose one of {', '.join(NETWORKS)}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the versions of what matters."""
+        packages = ("vernal", "jax", "jaxlib", "equinox", "optax", "jumanji")
+        versions = {name: importlib.metadata.version(name) for name in packages}
+        return {**dataclasses.asdict(self), "versions": versions}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: a name is missing or unknown.
+        """
+        values = {name: value for name, value in values.items() if name != "versions"}
+        try:
+            settings_class, _ = AGENTS[values["agent"]]
+            settings = settings_class(**values.pop("settings"))
+            return cls(**values, settings=settings)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the run's config.toml does not fit this vernal: {error}.") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What there is to say after an iteration.
+
+    Attributes:
+        row: the line of `metrics.jsonl`.
+        iterations: how many there will be in all.
+        seconds_left: estimated from the iterations so far.
+    """
+
+    row: dict[str, Any]
+    iterations: int
+    seconds_left: float
+
+
+def build(config: RunConfig) -> tuple[Any, Agent]:
+    """Make the environment and the agent of a run; nothing compiles or is written yet.
+
+    Args:
+        config: the run.
+
+    Returns:
+        Environment and agent.
+
+    Raises:
+        ValueError: the environment is unknown, or something does not fit it.
+    """
+    environment = make_environment(config.environment)
+    make_network = NETWORKS[config.network](environment)
+    return environment, AGENTS[config.agent][1](environment, make_network, config.settings)
+
+
+def default_folder(config: RunConfig) -> Path:
+    """`runs/ENVIRONMENT/AGENT/seed-N`, or the first free one like it."""
+    return next_free_path(Path("runs", config.environment, config.agent, f"seed-{config.seed}"))
+
+
+def start(config: RunConfig, path: Path | None, report: Callable[[Progress], None]) -> RunFolder:
+    """Train a new agent.
+
+    Args:
+        config: what to train.
+        path: a folder that does not exist yet; `default_folder` if not given.
+        report: called after every iteration.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        ValueError: the folder exists, or the configuration does not fit.
+        OSError: something could not be written; what was written before is whole.
+    """
+    _, agent = build(config)
+    folder = create_run_folder(default_folder(config) if path is None else path)
+    folder.write_config(config.to_dict())
+    key = jax.random.key(config.seed)
+    state = jax.jit(agent.init)(key, agent.hyperparameters)
+    _train(config, agent, state, folder, report)
+    return folder
+
+
+def resume(
+    folder: RunFolder, report: Callable[[Progress], None], *, steps: int | None = None
+) -> RunFolder:
+    """Go on with a run from its newest checkpoint, as if it had never stopped.
+
+    Args:
+        folder: the run.
+        report: called after every iteration.
+        steps: environment steps to train for in all; as configured by default.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        ValueError: this is no run, or its checkpoint does not fit.
+        OSError: something could not be written; what was written before is whole.
+    """
+    config, _, agent, state = load(folder)
+    config = dataclasses.replace(config, steps=config.steps if steps is None else steps)
+    folder.cut_metrics(int(state.iteration))
+    _train(config, agent, state, folder, report)
+    return folder
+
+
+def load(folder: RunFolder, *, best: bool = False) -> tuple[RunConfig, Any, Agent, Any]:
+    """Make a run's agent again.
+
+    Args:
+        folder: the run.
+        best: its best checkpoint; the newest by default.
+
+    Returns:
+        Configuration, environment, agent, and the agent's state.
+
+    Raises:
+        ValueError: this is no run, or its checkpoint does not fit.
+    """
+    config = RunConfig.from_dict(folder.read_config())
+    environment, agent = build(config)
+    shapes = jax.eval_shape(agent.init, jax.random.key(0), agent.hyperparameters)
+    if not folder.checkpoints_path.is_dir():
+        raise ValueError(f"{folder.path} holds no checkpoint yet; train the run first.")
+    checkpoints = Checkpoints(folder.checkpoints_path)
+    try:
+        iteration = checkpoints.best_iteration() if best else None
+        state = checkpoints.restore(shapes, iteration)
+    finally:
+        checkpoints.close()
+    return config, environment, agent, state
+
+
+def _train(
+    config: RunConfig,
+    agent: Agent,
+    state: Any,
+    folder: RunFolder,
+    report: Callable[[Progress], None],
+    save_every_seconds: float = 30.0,
+) -> None:
+    iterations = math.ceil(config.steps / agent.steps_per_iteration)
+    step = jax.jit(agent.step, donate_argnums=0)
+    checkpoints = Checkpoints(folder.checkpoints_path)
+    first, began, saved = int(state.iteration), time.monotonic(), time.monotonic()
+    score = -math.inf
+    try:
+        with _interrupts() as interrupted:
+            for iteration in range(first + 1, iterations + 1):
+                before = time.monotonic()
+                state, metrics = step(state)
+                row = _row(iteration, agent, metrics)
+                now = time.monotonic()
+                row["seconds"] = round(now - began, 3)
+                row["steps_per_second"] = round(agent.steps_per_iteration / (now - before))
+                folder.append_metrics(row)
+                per_iteration = (now - began) / (iteration - first)
+                report(Progress(row, iterations, per_iteration * (iterations - iteration)))
+                if row["mean_return"] is not None:
+                    score = row["mean_return"]
+                is_last = iteration == iterations or interrupted.is_set()
+                if is_last or now - saved > save_every_seconds:
+                    checkpoints.save(iteration, state, score)
+                    saved = time.monotonic()
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+    finally:
+        checkpoints.close()
+        if any(row["episodes"] for row in folder.read_metrics()):
+            draw_curve([folder], folder.curve_path)
+
+
+def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
+    """One line of the metrics: numbers by name, `None` where there is nothing to say."""
+    metrics = jax.device_get(metrics)
+    count = int(metrics.episodes.count)
+    row = {
+        "iteration": iteration,
+        "steps": iteration * agent.steps_per_iteration,
+        "episodes": count,
+        "mean_return": float(metrics.episodes.returns) / count if count else None,
+        "mean_length": float(metrics.episodes.lengths) / count if count else None,
+    }
+    losses = {f"{name}": float(value) for name, value in metrics.loss._asdict().items()}
+    return {**row, **losses, "gradient_norm": float(metrics.gradient_norm)}
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, read between iterations; a second one stops at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def remember(*_: Any) -> None:
+        flag.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, previous)
