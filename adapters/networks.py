@@ -60,9 +60,7 @@ class GridConv(eqx.Module):
             for row in range(self.size)
             for col in range(self.size)
         ]
-        return jnp.concatenate(patches, axis=-1) @ self.linear.weight.T + jnp.broadcast_to(
-            self.linear.bias, (height, width, self.linear.out_features)
-        )
+        return _everywhere(self.linear, jnp.concatenate(patches, axis=-1))
 
 
 class Heads(eqx.Module):
@@ -349,6 +347,88 @@ class BlogMazeNetwork(eqx.Module):
         return self.heads(jax.nn.relu(self.hidden(features.ravel())))
 
 
+class PlanningMazeNetwork(eqx.Module):
+    """Spreads the goal's worth over the maze, then looks at the cells around the agent.
+
+    Each cell gets a worth of its own `r` and a share `p` that it passes on, both learned from
+    what stands there, and then, `plan_steps` times over,
+
+        v = max(r, p * max over the four neighbours of v)
+
+    in logarithms, where the difference between neighbours does not fade with the distance. A
+    value propagation network (Nardelli et al. 2019, https://arxiv.org/abs/1805.11199): what it
+    learns in one maze holds in another.
+    """
+
+    worth: eqx.nn.Linear
+    share: eqx.nn.Linear
+    hidden: eqx.nn.Linear
+    heads: Heads
+    plan_steps: int = eqx.field(static=True)
+
+    def __init__(
+        self, *, key: PRNGKeyArray, channels: int = 2, width: int = 64, plan_steps: int = 40
+    ) -> None:
+        """Draw the weights.
+
+        Args:
+            key: consumed.
+            channels: how many worths to spread side by side.
+            width: size of the hidden layer.
+            plan_steps: how far, in cells, the worth of a goal reaches.
+        """
+        worth_key, share_key, hidden_key, heads_key = jax.random.split(key, 4)
+        # At first the target alone has a worth, and every cell, walls too, passes most of it
+        # on: were all cells worth the same, nothing could be learned from the maze.
+        self.worth = _with_prior(eqx.nn.Linear(2, channels, key=worth_key), [0, 6], -6)
+        self.share = _with_prior(eqx.nn.Linear(2, channels, key=share_key), [0, 0], 1)
+        self.hidden = eqx.nn.Linear(6 * channels, width, key=hidden_key)
+        self.heads = Heads(width, (4,), key=heads_key)
+        self.plan_steps = plan_steps
+
+    def __call__(self, observation: Any) -> tuple[Array, Array]:
+        """Logits of the four moves, and the value."""
+        planes = maze_planes(observation)[..., jnp.array([0, 2])]  # walls and target
+        log_worth = jax.nn.log_sigmoid(_everywhere(self.worth, planes))
+        log_share = jax.nn.log_sigmoid(_everywhere(self.share, planes))
+
+        def spread(log_values: Array, _: None) -> tuple[Array, None]:
+            around = jnp.pad(log_values, ((1, 1), (1, 1), (0, 0)), constant_values=_NOTHING)
+            above_below = _larger(around[:-2, 1:-1], around[2:, 1:-1])
+            best = _larger(above_below, _larger(around[1:-1, :-2], around[1:-1, 2:]))
+            return _larger(log_worth, log_share + best), None
+
+        log_values, _ = jax.lax.scan(spread, log_worth, length=self.plan_steps)
+        around = jnp.pad(log_values, ((1, 1), (1, 1), (0, 0)), constant_values=_NOTHING)
+        row, col = observation.agent_position
+        window = jax.lax.dynamic_slice(around, (row, col, 0), (3, 3, log_values.shape[-1]))
+        here = window[1, 1]
+        near = jnp.stack([window[0, 1], window[1, 2], window[2, 1], window[1, 0]])
+        steps = jnp.clip(near - here[None], -3, 3)
+        features = jnp.concatenate([steps.ravel(), jnp.exp(here), here / 10])
+        return self.heads(jax.nn.relu(self.hidden(features)))
+
+
+_NOTHING = -100.0
+
+
+def _with_prior(linear: eqx.nn.Linear, weights: list[float], bias: float) -> eqx.nn.Linear:
+    """The same weights in every row, with a tenth of what was drawn as noise."""
+    drawn = (linear.weight / 10 + jnp.array([weights], float), linear.bias / 10 + bias)
+    return eqx.tree_at(lambda layer: (layer.weight, layer.bias), linear, drawn)
+
+
+def _larger(a: Array, b: Array) -> Array:
+    # The gradient of `jnp.maximum` shares ties evenly, which takes four times as long here.
+    return jnp.where(a > b, a, b)
+
+
+def _everywhere(linear: eqx.nn.Linear, planes: Float[Array, "H W C"]) -> Float[Array, "H W D"]:
+    """A linear layer at every cell of a grid."""
+    shape = (*planes.shape[:2], linear.out_features)
+    return planes @ linear.weight.T + jnp.broadcast_to(linear.bias, shape)
+
+
 def maze_planes(observation: Any) -> Float[Array, "H W 3"]:
     """Walls, agent and target as three binary planes."""
     height, width = observation.walls.shape
@@ -410,6 +490,30 @@ def make_blog_network(environment: Environment) -> NetworkFactory:
     return lambda key: BlogMazeNetwork(key=key)
 
 
+def make_planning_network(environment: Environment) -> NetworkFactory:
+    """`PlanningMazeNetwork`, for mazes of 10 x 10 cells only.
+
+    Args:
+        environment: a maze.
+
+    Returns:
+        From a key to the network.
+
+    Raises:
+        ValueError: the environment is no maze of 10 x 10 cells.
+
+    Example:
+        >>> import jax
+        >>> from vernal.adapters.registry import make_environment
+        >>> maze = make_environment("maze-easy")
+        >>> _, timestep = maze.reset(jax.random.key(0))
+        >>> make_planning_network(maze)(jax.random.key(0))(timestep.observation)[0].shape
+        (4,)
+    """
+    _require_maze(environment, "planning")
+    return lambda key: PlanningMazeNetwork(key=key)
+
+
 def _require_maze(environment: Environment, network: str) -> None:
     walls = getattr(read_specs(environment)[0], "walls", None)
     if walls is None or tuple(walls.shape) != (10, 10):
@@ -421,4 +525,5 @@ def _require_maze(environment: Environment, network: str) -> None:
 NETWORKS: dict[str, Callable[[Environment], NetworkFactory]] = {
     "spec": make_spec_network,
     "blog": make_blog_network,
+    "planning": make_planning_network,
 }

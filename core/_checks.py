@@ -146,12 +146,30 @@ def _field_hints(named_tuple: type) -> dict[str, Any]:
     return typing.get_type_hints(named_tuple, include_extras=True)
 
 
+# Under jaxtyping's import hook the two functions below would have contexts of their own, where
+# no axis is bound yet, and blame the wrong leaf.
+
+
+@typing.no_type_check
 def _explain(where: str, wrong: _Value, values: list[_Value]) -> str:
     wanted, given = _describe_hint(wrong.hint), _describe_wrong_leaves(wrong)
     sentence = f"{where}: {wrong.label} should be {wanted}, but is {given}"
     before = itertools.takewhile(lambda value: value is not wrong, values)
     context = [f"{v.label.removeprefix('argument ')} is {describe(v.value)}" for v in before]
     return sentence + (f", where {', '.join(context)}." if context else ".")
+
+
+@typing.no_type_check
+def _describe_wrong_leaves(wrong: _Value) -> str:
+    """Blame the leaves of a tree by their paths; describe any other value as a whole."""
+    leaf_hint: Any = getattr(wrong.hint, "leaftype", None)
+    leaves = jax.tree_util.tree_leaves_with_path(wrong.value) if leaf_hint else []
+    misfits = [(path, leaf) for path, leaf in leaves if not is_bearable(leaf, leaf_hint)]
+    if not misfits:
+        return describe(wrong.value)
+    return ", ".join(
+        f"{describe(leaf)} at {jax.tree_util.keystr(path) or 'its root'}" for path, leaf in misfits
+    )
 
 
 def _describe_hint(hint: Any) -> str:
@@ -167,15 +185,3 @@ def _describe_hint(hint: Any) -> str:
     if args := typing.get_args(hint):
         return " | ".join(map(_describe_hint, args))
     return str(hint)
-
-
-def _describe_wrong_leaves(wrong: _Value) -> str:
-    """Blame the leaves of a tree by their paths; describe any other value as a whole."""
-    leaf_hint: Any = getattr(wrong.hint, "leaftype", None)
-    leaves = jax.tree_util.tree_leaves_with_path(wrong.value) if leaf_hint else []
-    misfits = [(path, leaf) for path, leaf in leaves if not is_bearable(leaf, leaf_hint)]
-    if not misfits:
-        return describe(wrong.value)
-    return ", ".join(
-        f"{describe(leaf)} at {jax.tree_util.keystr(path) or 'its root'}" for path, leaf in misfits
-    )
