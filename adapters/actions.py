@@ -10,7 +10,7 @@ A spec and its mask fall into one of four kinds:
 """
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask
 from .environments import Environment, read_specs
 
 
+@runtime_checkable
 class Distribution(Protocol):
     """What the core's distributions have in common."""
 

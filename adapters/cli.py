@@ -14,14 +14,17 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from .actions import make_action_codec
 from .agents.ppo import PPOConfig
-from .evaluation import confidence_interval, make_random_policy, play, summarise
-from .networks import make_spec_network
+from .evaluation import make_random_policy, play, summarise
+from .networks import make_default_network
 from .registry import environment_names, make_environment
 from .runs import training
 from .runs.animation import animate, record_states
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
+
+
+_DEFAULTS = PPOConfig()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,9 +66,9 @@ def train() -> None:
 
 def train_ppo(
     environment: Positional[str],
-    config: OmitArgPrefixes[PPOConfig] = PPOConfig(),
+    config: OmitArgPrefixes[PPOConfig] = _DEFAULTS,
     *,
-    network: str = "spec",
+    network: str = "auto",
     steps: int = 819_200,
     seed: int = 0,
     folder: Path | None = None,
@@ -75,7 +78,8 @@ def train_ppo(
     Args:
         environment: name of the environment; `vernal envs` lists all.
         config: settings of PPO.
-        network: `spec` is built from the environment's specs, `blog` is for mazes of 10 x 10.
+        network: `spec` is built from the environment's specs; `planning` and `blog` are for
+            mazes; `auto` is `planning` where mazes change, else `spec`.
         steps: environment steps to train for, rounded up to whole iterations.
         seed: of every random number.
         folder: folder of the run, not there yet; runs/ENVIRONMENT/ppo/seed-SEED by default.
@@ -96,7 +100,9 @@ def resume(run: Positional[Path], *, steps: int | None = None) -> None:
         _say_where(training.resume(RunFolder(run), report, steps=steps))
 
 
-def evaluate(run: Positional[Path], *, episodes: int = 256, seed: int = 1, best: bool = False) -> None:
+def evaluate(
+    run: Positional[Path], *, episodes: int = 256, seed: int = 1, best: bool = False
+) -> None:
     """Measure an agent over whole episodes, beside a random policy.
 
     Args:
@@ -183,7 +189,7 @@ def envs() -> None:
         try:
             environment = make_environment(name)
             codec = make_action_codec(environment)
-            eqx.filter_eval_shape(make_spec_network(environment), jax.random.key(0))
+            eqx.filter_eval_shape(make_default_network(environment), jax.random.key(0))
             table.add_row(name, f"{codec.kind} {codec.output_shape}", "yes")
         except ValueError as error:
             table.add_row(name, "", f"no: {error}")

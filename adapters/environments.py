@@ -8,7 +8,7 @@ trajectory does not change with the length of the queues, the size of the batche
 number of copies beside it, or the device it runs on.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 from .scan import where
 
 
+@runtime_checkable
 class Environment(Protocol):
     """What is asked of an environment: Jumanji's `reset`, `step` and specs."""
 
@@ -121,7 +122,7 @@ class Transition(NamedTuple):
     extras: Any
 
     @property
-    def resets(self) -> Bool[Array, " B"]:
+    def resets(self) -> Bool[Array, " *batch"]:
         """True where the episode ended, for either reason."""
         return self.terminated | self.truncated
 
@@ -141,7 +142,12 @@ class VectorEnvironment:
     """
 
     def __init__(
-        self, environment: Environment, num_envs: int, *, queue_length: int = 4, first_index: int = 0
+        self,
+        environment: Environment,
+        num_envs: int,
+        *,
+        queue_length: int = 4,
+        first_index: int = 0,
     ) -> None:
         """Describe the copies; nothing is generated yet.
 

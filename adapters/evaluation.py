@@ -145,20 +145,14 @@ def summarise(environment: Any, key: PRNGKeyArray, episodes: Episodes) -> dict[s
     if isinstance(environment, Maze):
         solved = returns > 0
         states, _ = jax.vmap(environment.reset)(instance_keys(key, len(returns)))
-        shortest = np.array(
-            [
-                shortest_path_length(walls, start, goal)
-                for walls, *start, goal_row, goal_col in zip(
-                    *map(np.asarray, (states.walls, *states.agent_position, *states.target_position)),
-                    strict=True,
-                )
-                for goal in [(goal_row, goal_col)]
-            ]
-        )
-        ratio = lengths[solved].sum() / shortest[solved].sum() if solved.any() else float("nan")
+        starts = zip(*map(np.asarray, states.agent_position), strict=True)
+        goals = zip(*map(np.asarray, states.target_position), strict=True)
+        mazes = zip(np.asarray(states.walls), starts, goals, strict=True)
+        shortest = np.array([shortest_path_length(*maze) for maze in mazes])
+        ratio = lengths[solved].sum() / shortest[solved].sum() if solved.any() else None
         summary["solved"] = str(confidence_interval(solved))
         summary["shortest path"] = f"{shortest.mean():.1f}"
-        summary["steps / shortest"] = f"{ratio:.3f}"
+        summary["steps / shortest"] = "none solved" if ratio is None else f"{ratio:.3f}"
     return summary
 
 

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,14 +60,18 @@ class FixedWallsGenerator(Generator):
                 raise ValueError(f"a maze needs at least one {name}; got none.")
             for row, col in cells:
                 if not (0 <= row < walls.shape[0] and 0 <= col < walls.shape[1]):
-                    raise ValueError(f"the {name} {(row, col)} lies outside of {walls.shape} cells.")
+                    raise ValueError(
+                        f"the {name} {(row, col)} lies outside of {walls.shape} cells."
+                    )
                 if walls[row, col]:
                     raise ValueError(f"the {name} {(row, col)} lies in a wall.")
         self.walls = walls
         self.starts = np.asarray(starts)
         self.goals = np.asarray(goals)
 
-    def __call__(self, key: PRNGKeyArray) -> State:
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  # Jumanji's hint is wrong
+        self, key: PRNGKeyArray
+    ) -> State:
         """First state of an episode; the key is consumed."""
         key, start_key, goal_key = jax.random.split(key, 3)
         start = jax.random.choice(start_key, jnp.asarray(self.starts, jnp.int32))
@@ -103,9 +108,7 @@ def make_medium_maze() -> Maze:
     return Maze(FixedWallsGenerator(walls, starts, goals))
 
 
-def shortest_path_length(
-    walls: np.ndarray, start: tuple[int, int], goal: tuple[int, int]
-) -> float:
+def shortest_path_length(walls: np.ndarray, start: tuple[int, int], goal: tuple[int, int]) -> float:
     """Number of steps from start to goal, by breadth-first search.
 
     Args:

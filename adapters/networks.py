@@ -14,20 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from jumanji import specs
+from jumanji.environments import Maze
 
 from .actions import make_action_codec
 from .environments import Environment, read_specs
+from .mazes import FixedWallsGenerator
 
 NetworkFactory = Callable[[PRNGKeyArray], eqx.Module]
 
 _ONE_HOT_LIMIT = 32
+_BANDED_LIMIT = 16
 
 
 class GridConv(eqx.Module):
-    """Convolution over a grid as patches and one matrix product, without padding.
+    """Convolution over a grid as one matrix product, without padding.
 
-    On a CPU, XLA's own convolution of few channels takes two to three times as long with
-    its gradient, and far longer inside a loop.
+    On a CPU, XLA's own convolution of few channels takes two to three times as long with its
+    gradient, and far longer inside a loop (`benchmarks/convolution.py`).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -35,8 +38,8 @@ class GridConv(eqx.Module):
         (8, 8, 16)
     """
 
-    linear: eqx.nn.Linear
-    size: int = eqx.field(static=True)
+    weight: Float[Array, "size size C D"]
+    bias: Float[Array, " D"]
 
     def __init__(
         self, in_channels: int, out_channels: int, size: int = 3, *, key: PRNGKeyArray
@@ -49,18 +52,43 @@ class GridConv(eqx.Module):
             size: rows and columns of the window.
             key: consumed.
         """
-        self.linear = eqx.nn.Linear(size * size * in_channels, out_channels, key=key)
-        self.size = size
+        weight_key, bias_key = jax.random.split(key)
+        bound = 1 / math.sqrt(size * size * in_channels)
+        shape = (size, size, in_channels, out_channels)
+        self.weight = jax.random.uniform(weight_key, shape, minval=-bound, maxval=bound)
+        self.bias = jax.random.uniform(bias_key, (out_channels,), minval=-bound, maxval=bound)
 
     def __call__(self, grid: Float[Array, "H W C"]) -> Float[Array, "h w D"]:
         """Slide the window over the grid."""
-        height, width = (n - self.size + 1 for n in grid.shape[:2])
+        size, _, _, out_channels = self.weight.shape
+        height, width = (n - size + 1 for n in grid.shape[:2])
+        is_narrow = grid.shape[1] <= _BANDED_LIMIT
+        product = self._by_rows(grid) if is_narrow else self._by_patches(grid)
+        return product + jnp.broadcast_to(self.bias, (height, width, out_channels))
+
+    def _by_rows(self, grid: Float[Array, "H W C"]) -> Float[Array, "h w D"]:
+        # Along the columns a convolution is a banded matrix. It multiplies many zeros, but its
+        # left side, some whole rows, lies in memory as it is: faster than patches if narrow.
+        size, _, channels, out_channels = self.weight.shape
+        height, width = (n - size + 1 for n in grid.shape[:2])
+        offsets = np.arange(grid.shape[1])[None, :] - np.arange(width)[:, None]
+        band = jnp.asarray(offsets == np.arange(size)[:, None, None], grid.dtype)
+        matrix = jnp.einsum("kjw,akcd->awcjd", band, self.weight)
+        rows = [grid[row : row + height].reshape(height, -1) for row in range(size)]
+        product = jnp.concatenate(rows, axis=1) @ matrix.reshape(
+            size * grid.shape[1] * channels, width * out_channels
+        )
+        return product.reshape(height, width, out_channels)
+
+    def _by_patches(self, grid: Float[Array, "H W C"]) -> Float[Array, "h w D"]:
+        size, _, _, out_channels = self.weight.shape
+        height, width = (n - size + 1 for n in grid.shape[:2])
         patches = [
             grid[row : row + height, col : col + width]
-            for row in range(self.size)
-            for col in range(self.size)
+            for row in range(size)
+            for col in range(size)
         ]
-        return _everywhere(self.linear, jnp.concatenate(patches, axis=-1))
+        return jnp.concatenate(patches, axis=-1) @ self.weight.reshape(-1, out_channels)
 
 
 class Heads(eqx.Module):
@@ -80,9 +108,7 @@ class Heads(eqx.Module):
     value: eqx.nn.Linear
     output_shape: tuple[int, ...] = eqx.field(static=True)
 
-    def __init__(
-        self, in_size: int, output_shape: tuple[int, ...], *, key: PRNGKeyArray
-    ) -> None:
+    def __init__(self, in_size: int, output_shape: tuple[int, ...], *, key: PRNGKeyArray) -> None:
         """Draw the weights.
 
         Args:
@@ -95,7 +121,9 @@ class Heads(eqx.Module):
         self.value = orthogonal_linear(in_size, "scalar", 0.01, key=value_key)
         self.output_shape = output_shape
 
-    def __call__(self, features: Float[Array, " F"]) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+    def __call__(
+        self, features: Float[Array, " F"]
+    ) -> tuple[Float[Array, "..."], Float[Array, ""]]:
         """Policy outputs and value."""
         return self.policy(features).reshape(self.output_shape), self.value(features)
 
@@ -125,7 +153,7 @@ def orthogonal_linear(
     return eqx.tree_at(
         lambda linear: (linear.weight, linear.bias),
         layer,
-        (weight, jnp.zeros_like(layer.bias)),
+        (weight, jnp.zeros_like(_bias(layer))),
     )
 
 
@@ -262,12 +290,14 @@ def read_layout(environment: Environment) -> Layout:
 
 def _leaves(spec: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     if not isinstance(spec, specs.Array):
-        for name, part in spec._specs.items():  # pyright: ignore[reportPrivateUsage]
+        for name, part in spec._specs.items():
             yield from _leaves(part, (*path, name))
         return
     low = high = None
     if isinstance(spec, specs.BoundedArray):
-        low, high = (float(f(np.asarray(b))) for f, b in ((np.min, spec.minimum), (np.max, spec.maximum)))
+        low, high = (
+            float(f(np.asarray(b))) for f, b in ((np.min, spec.minimum), (np.max, spec.maximum))
+        )
     bounded = low is not None and high is not None and np.isfinite([low, high]).all()
     if not bounded or spec.dtype == bool:
         low = high = None
@@ -312,7 +342,9 @@ class SpecNetwork(eqx.Module):
         self.convs = tuple(
             GridConv(grid.shape[-1], channels, key=k) for grid, k in zip(grids, keys, strict=False)
         )
-        size = vector.size + sum((h - 2) * (w - 2) * channels for h, w, _ in (g.shape for g in grids))
+        size = vector.size + sum(
+            (h - 2) * (w - 2) * channels for h, w, _ in (g.shape for g in grids)
+        )
         self.hidden = eqx.nn.Linear(size, width, key=hidden_key)
         self.heads = Heads(width, make_action_codec(environment).output_shape, key=heads_key)
 
@@ -332,7 +364,11 @@ class BlogMazeNetwork(eqx.Module):
     activation: Callable[[Array], Array]
 
     def __init__(
-        self, *, key: PRNGKeyArray, channels: int = 1, activation: Callable[[Array], Array] = jax.nn.relu
+        self,
+        *,
+        key: PRNGKeyArray,
+        channels: int = 1,
+        activation: Callable[[Array], Array] = jax.nn.relu,
     ) -> None:
         """Draw the weights; the key is consumed."""
         conv_key, hidden_key, heads_key = jax.random.split(key, 3)
@@ -367,7 +403,7 @@ class PlanningMazeNetwork(eqx.Module):
     plan_steps: int = eqx.field(static=True)
 
     def __init__(
-        self, *, key: PRNGKeyArray, channels: int = 2, width: int = 64, plan_steps: int = 40
+        self, *, key: PRNGKeyArray, channels: int = 1, width: int = 64, plan_steps: int = 40
     ) -> None:
         """Draw the weights.
 
@@ -380,8 +416,8 @@ class PlanningMazeNetwork(eqx.Module):
         worth_key, share_key, hidden_key, heads_key = jax.random.split(key, 4)
         # At first the target alone has a worth, and every cell, walls too, passes most of it
         # on: were all cells worth the same, nothing could be learned from the maze.
-        self.worth = _with_prior(eqx.nn.Linear(2, channels, key=worth_key), [0, 6], -6)
-        self.share = _with_prior(eqx.nn.Linear(2, channels, key=share_key), [0, 0], 1)
+        self.worth = _with_prior(eqx.nn.Linear(2, channels, key=worth_key), (0.0, 0.6), -0.6)
+        self.share = _with_prior(eqx.nn.Linear(2, channels, key=share_key), (0.0, 0.0), 0.1)
         self.hidden = eqx.nn.Linear(6 * channels, width, key=hidden_key)
         self.heads = Heads(width, (4,), key=heads_key)
         self.plan_steps = plan_steps
@@ -389,8 +425,9 @@ class PlanningMazeNetwork(eqx.Module):
     def __call__(self, observation: Any) -> tuple[Array, Array]:
         """Logits of the four moves, and the value."""
         planes = maze_planes(observation)[..., jnp.array([0, 2])]  # walls and target
-        log_worth = jax.nn.log_sigmoid(_everywhere(self.worth, planes))
-        log_share = jax.nn.log_sigmoid(_everywhere(self.share, planes))
+        # The factor lets a step of Adam, of the learning rate's size, tell on a logit.
+        log_worth = jax.nn.log_sigmoid(10 * _everywhere(self.worth, planes))
+        log_share = jax.nn.log_sigmoid(10 * _everywhere(self.share, planes))
 
         def spread(log_values: Array, _: None) -> tuple[Array, None]:
             around = jnp.pad(log_values, ((1, 1), (1, 1), (0, 0)), constant_values=_NOTHING)
@@ -412,10 +449,16 @@ class PlanningMazeNetwork(eqx.Module):
 _NOTHING = -100.0
 
 
-def _with_prior(linear: eqx.nn.Linear, weights: list[float], bias: float) -> eqx.nn.Linear:
+def _with_prior(linear: eqx.nn.Linear, weights: tuple[float, ...], bias: float) -> eqx.nn.Linear:
     """The same weights in every row, with a tenth of what was drawn as noise."""
-    drawn = (linear.weight / 10 + jnp.array([weights], float), linear.bias / 10 + bias)
+    prior = jnp.broadcast_to(jnp.array(weights), linear.weight.shape)
+    drawn = (linear.weight / 10 + prior, _bias(linear) / 10 + bias)
     return eqx.tree_at(lambda layer: (layer.weight, layer.bias), linear, drawn)
+
+
+def _bias(linear: eqx.nn.Linear) -> Array:
+    assert linear.bias is not None  # Equinox allows layers without one; ours have it.
+    return linear.bias
 
 
 def _larger(a: Array, b: Array) -> Array:
@@ -426,7 +469,7 @@ def _larger(a: Array, b: Array) -> Array:
 def _everywhere(linear: eqx.nn.Linear, planes: Float[Array, "H W C"]) -> Float[Array, "H W D"]:
     """A linear layer at every cell of a grid."""
     shape = (*planes.shape[:2], linear.out_features)
-    return planes @ linear.weight.T + jnp.broadcast_to(linear.bias, shape)
+    return planes @ linear.weight.T + jnp.broadcast_to(_bias(linear), shape)
 
 
 def maze_planes(observation: Any) -> Float[Array, "H W 3"]:
@@ -466,6 +509,31 @@ def make_spec_network(environment: Environment) -> NetworkFactory:
     return lambda key: SpecNetwork(environment, key=key)
 
 
+def make_default_network(environment: Environment) -> NetworkFactory:
+    """What suits an environment: a planner where mazes change, else what the specs ask for.
+
+    Args:
+        environment: with Jumanji's specs.
+
+    Returns:
+        From a key to the network.
+
+    Raises:
+        ValueError: the observation or the action cannot be served.
+
+    Example:
+        >>> import jax, jumanji
+        >>> type(make_default_network(jumanji.make("Maze-v0"))(jax.random.key(0))).__name__
+        'PlanningMazeNetwork'
+        >>> type(make_default_network(jumanji.make("Snake-v1"))(jax.random.key(0))).__name__
+        'SpecNetwork'
+    """
+    # Where the walls never change there is nothing to plan, and a plain network is faster.
+    if isinstance(environment, Maze) and not isinstance(environment.generator, FixedWallsGenerator):
+        return make_planning_network(environment)
+    return make_spec_network(environment)
+
+
 def make_blog_network(environment: Environment) -> NetworkFactory:
     """`BlogMazeNetwork`, for mazes of 10 x 10 cells only.
 
@@ -486,12 +554,13 @@ def make_blog_network(environment: Environment) -> NetworkFactory:
         >>> make_blog_network(maze)(jax.random.key(0))(timestep.observation)[0].shape
         (4,)
     """
-    _require_maze(environment, "blog")
+    if _maze_shape(environment, "blog") != (10, 10):
+        raise ValueError("the network 'blog' is for mazes of 10 x 10 cells only.")
     return lambda key: BlogMazeNetwork(key=key)
 
 
 def make_planning_network(environment: Environment) -> NetworkFactory:
-    """`PlanningMazeNetwork`, for mazes of 10 x 10 cells only.
+    """`PlanningMazeNetwork`, for mazes of any size.
 
     Args:
         environment: a maze.
@@ -500,7 +569,7 @@ def make_planning_network(environment: Environment) -> NetworkFactory:
         From a key to the network.
 
     Raises:
-        ValueError: the environment is no maze of 10 x 10 cells.
+        ValueError: the environment is no maze.
 
     Example:
         >>> import jax
@@ -510,20 +579,19 @@ def make_planning_network(environment: Environment) -> NetworkFactory:
         >>> make_planning_network(maze)(jax.random.key(0))(timestep.observation)[0].shape
         (4,)
     """
-    _require_maze(environment, "planning")
-    return lambda key: PlanningMazeNetwork(key=key)
+    height, width = _maze_shape(environment, "planning")
+    return lambda key: PlanningMazeNetwork(plan_steps=2 * (height + width), key=key)
 
 
-def _require_maze(environment: Environment, network: str) -> None:
-    walls = getattr(read_specs(environment)[0], "walls", None)
-    if walls is None or tuple(walls.shape) != (10, 10):
-        raise ValueError(
-            f"the network '{network}' is for mazes of 10 x 10 cells only; use the default network."
-        )
+def _maze_shape(environment: Environment, network: str) -> tuple[int, int]:
+    if not isinstance(environment, Maze):
+        raise ValueError(f"the network '{network}' is for mazes only; use the network 'auto'.")
+    return environment.num_rows, environment.num_cols
 
 
 NETWORKS: dict[str, Callable[[Environment], NetworkFactory]] = {
+    "auto": make_default_network,
     "spec": make_spec_network,
-    "blog": make_blog_network,
     "planning": make_planning_network,
+    "blog": make_blog_network,
 }

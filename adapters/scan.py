@@ -182,9 +182,7 @@ def where(condition: Bool[Array, " B"], yes: _Tree, no: _Tree) -> _Tree:
     return jax.tree.map(choose, yes, no)
 
 
-def run_if(
-    condition: Bool[Array, ""], function: Callable[[], _Tree], otherwise: _Tree
-) -> _Tree:
+def run_if(condition: Bool[Array, ""], function: Callable[[], _Tree], otherwise: _Tree) -> _Tree:
     """Call a function only if a condition holds, under `vmap` too.
 
     `jax.lax.cond` under `vmap` runs both branches. This is a loop of at most one turn, which

@@ -29,7 +29,7 @@ Rollout = Callable[[], None]
 
 def main() -> None:
     """Time every case and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5, help="times that each is run")
     repeats = parser.parse_args().repeats
     table = Table("environment", "copies", "step alone", "vernal", "AutoReset", "ratio", "goal")

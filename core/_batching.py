@@ -101,6 +101,7 @@ def minibatch_indices(
     return jax.random.permutation(key, size).reshape(-1, minibatch_size)
 
 
+@checked
 def take(batch: _Tree, indices: Int[Array, " n"]) -> _Tree:
     """Gather samples of a batch.
 
@@ -110,6 +111,9 @@ def take(batch: _Tree, indices: Int[Array, " n"]) -> _Tree:
 
     Returns:
         The same tree with arrays `[n, ...]`.
+
+    Raises:
+        TypeError: `indices` is no vector of integers.
 
     Example:
         >>> import jax.numpy as jnp

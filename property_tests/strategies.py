@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 # Few shapes, for each is compiled; unequal lengths, so that no two axes can be confused.
-BATCHES = [(), (1,), (4,), (3, 2)]
-ROLLOUTS = [(1,), (7,), (5, 3), (2, 1, 3)]
+BATCHES = [(), (1,), (3, 2)]
+ROLLOUTS = [(1,), (6,), (4, 2)]
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

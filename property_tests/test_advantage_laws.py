@@ -164,7 +164,7 @@ def test_a_reset_keeps_the_bootstrap(rollout, lambda_):
     assert_near(jit_gae(*cut, lambda_=lambda_), r + d * v_next - v, scale=scale)
 
 
-@given(rollouts((5, 3)), UNIT, st.permutations(range(3)))
+@given(rollouts((4, 2)), UNIT, st.permutations(range(2)))
 def test_environments_are_apart(rollout, lambda_, order):
     """Permuting the environments permutes the advantages, bit by bit."""
     permuted = (x[:, np.array(order)] for x in rollout)
@@ -183,7 +183,7 @@ columnwise_gae = jax.jit(
 )
 
 
-@given(rollouts((5, 3)), UNIT)
+@given(rollouts((4, 2)), UNIT)
 def test_a_batch_is_its_columns(rollout, lambda_):
     """Mapped over environments one by one, GAE is GAE of them all."""
     batched = jit_gae(*rollout, lambda_=lambda_)
@@ -191,7 +191,7 @@ def test_a_batch_is_its_columns(rollout, lambda_):
     assert_near(columnwise_gae(*rollout, lambda_), batched, scale=scale)
 
 
-@given(rollouts((5, 3)), UNIT)
+@given(rollouts((4, 2)), UNIT)
 def test_compiling_changes_nothing(rollout, lambda_):
     """Compiled or not, GAE is the same up to rounding."""
     eager = gae(*map(jnp.asarray, rollout), lambda_=lambda_)

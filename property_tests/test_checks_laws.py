@@ -32,6 +32,7 @@ from vernal.core import (
 )
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=3)
+FEW_SHAPES = st.sampled_from([(1,), (3, 2), (2, 1, 3)])  # for whatever is traced to its end
 F, B = np.float32, np.bool_
 
 # Functions whose arrays are all of one shape: their dtypes, knobs, and the result's shape.
@@ -82,7 +83,7 @@ def test_shapes_never_broadcast(case, shape, odd_shape, odd):
     assert blamed[3] == short(dtypes[at], shapes[at])
 
 
-@given(st.sampled_from(list(ESTIMATORS.items())), SHAPES)
+@given(st.sampled_from(list(ESTIMATORS.items())), FEW_SHAPES)
 def test_results_have_the_shape_of_what_came(case, shape):
     """Arrays of one shape are accepted, and what comes back has it too."""
     function, (dtypes, knobs) = case
@@ -90,7 +91,7 @@ def test_results_have_the_shape_of_what_came(case, shape):
     assert {result.shape for result in results} == {shape}
 
 
-@given(st.sampled_from(list(LOSSES.items())), SHAPES)
+@given(st.sampled_from(list(LOSSES.items())), FEW_SHAPES)
 def test_losses_are_scalars(case, shape):
     """Whatever the batch's shape, a loss and its parts have none."""
     function, (dtypes, knobs) = case
@@ -161,7 +162,7 @@ def test_the_odd_leaf_of_a_tree_is_named(names, odd, odd_shape, argument):
         jax.eval_shape(make_batch, *trees.values(), row, row, row, row)
 
 
-@given(SHAPES, st.integers(2, 4), st.integers(2, 4))
+@given(st.sampled_from([(), (2,), (3, 1)]), st.sampled_from([2, 4]), st.integers(1, 4))
 def test_supports_have_the_length_of_their_probabilities(shape, size, odd_size):
     """As many probabilities as numbers: a support of another length is refused."""
     values, support = jax.ShapeDtypeStruct(shape, F), jax.ShapeDtypeStruct((size,), F)

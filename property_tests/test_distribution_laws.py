@@ -12,8 +12,8 @@ from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask
 
 from .strategies import alike, arrays, assert_near, floats, masks, numbers
 
-ROWS = [(1,), (3, 4), (2, 1, 6)]
-HEADS = [(1, 3), (3, 2, 4)]
+ROWS = [(1,), (5,), (2, 3)]
+HEADS = [(1, 3), (3, 2, 2)]
 SEEDS = st.integers(0, 2**31 - 1)
 KEY_COUNT = 16
 
@@ -130,7 +130,7 @@ def test_samples_and_mode_are_legal(drawn, seed):
     np.testing.assert_array_equal(mode(masked(logits, legal)), best)
 
 
-@given(alike([(3, 4), (2, 1, 6)], lambda shape: floats(shape, -2, 2), masks), SEEDS)
+@given(alike(ROWS, lambda shape: floats(shape, -2, 2), masks), SEEDS)
 def test_samples_come_as_often_as_is_probable(drawn, seed):
     """Means over rows and keys of a sample's probability ratio are what they should be."""
     logits, legal = drawn
@@ -142,11 +142,10 @@ def test_samples_come_as_often_as_is_probable(drawn, seed):
     assert (abs(taken.mean(0) - probs) <= bound).all()
 
 
-@given(alike([(3, 4), (2, 1, 6)], masks), SEEDS)
-def test_rows_and_keys_are_sampled_apart(drawn, seed):
-    """Equal rows do not move in step, nor do keys: all values of a free row are seen."""
-    (legal,) = drawn
-    actions = np.asarray(samples(np.zeros((8, *legal.shape), np.float32), seed))
+@given(SEEDS)
+def test_rows_and_keys_are_sampled_apart(seed):
+    """Neither equal rows nor keys move in step."""
+    actions = np.asarray(samples(np.zeros((8, 6), np.float32), seed))
     assert (actions != actions[:1]).any()
     assert (actions != actions[:, :1]).any()
 
@@ -163,7 +162,7 @@ def test_minus_infinity_masks_as_well(drawn):
 
 
 @given(
-    alike(ROWS, lambda shape: floats(shape, -100, 100), masks),
+    alike([(2, 3)], lambda shape: floats(shape, -100, 100), masks),
     st.sampled_from([np.float16, jnp.bfloat16]),
 )
 def test_half_precision_logits_are_widened(drawn, dtype):
@@ -250,7 +249,7 @@ def test_heads_add_up(drawn, seed):
 joint_log_prob = jax.jit(lambda logits, actions: FactorisedCategorical(logits).log_prob(actions))
 
 
-@given(alike([(1, 3), (2, 4), (3, 2)], floats, masks))
+@given(alike([(1, 3), (2, 4)], floats, masks))
 def test_joint_actions_have_all_the_probability(drawn):
     """The probabilities of all combinations of the heads' actions sum to 1."""
     logits, legal = drawn
@@ -260,7 +259,7 @@ def test_joint_actions_have_all_the_probability(drawn):
     assert_near(np.exp(np.float64(joint_log_prob(rows, joint))).sum(), 1.0)
 
 
-VECTORS = [(1,), (4, 2)]
+VECTORS = [(1,), (3, 2)]
 
 
 def means(shape):

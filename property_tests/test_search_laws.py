@@ -95,6 +95,11 @@ def root(model, embeddings, terminal, player):
 
 
 @jax.jit
+def default_root(model, embeddings):
+    return make_root(predict, model, embeddings)
+
+
+@jax.jit
 def batched_root(model, embeddings, terminal, player):
     return make_root(predict_rows, model, embeddings, terminal, player, batched=True)
 
@@ -106,7 +111,7 @@ def rows(elements):
 STATE_ROWS = rows(st.integers(0, STATES - 1))
 ACTION_ROWS = rows(st.integers(0, ACTIONS - 1))
 NODES = st.tuples(STATE_ROWS, floats((TREES, 2)), bools((TREES,)), rows(st.integers(0, 1))).map(
-    lambda drawn: Node((drawn[0], drawn[1]), drawn[2], drawn[3])
+    lambda drawn: Node._make([drawn[:2], *drawn[2:]])
 )
 
 
@@ -220,10 +225,8 @@ def test_a_root_is_the_prediction(model, nodes):
     np.testing.assert_array_equal(got.value, np.where(terminal, 0, model.values[states]))
     masked = np.where(model.legal[states], model.prior_logits[states], LOWEST)
     np.testing.assert_array_equal(got.prior_logits, np.where(terminal[:, None], 0, masked))
-    plain = make_root(
-        predict, jax.tree.map(jnp.asarray, model), jax.tree.map(jnp.asarray, nodes[0])
-    )
-    assert not plain.embedding.terminal.any()
+    plain = default_root(model, nodes.embedding)
+    np.testing.assert_array_equal(plain.embedding.terminal, np.zeros(TREES, bool))
     np.testing.assert_array_equal(plain.embedding.player, np.zeros(TREES))
 
 

@@ -98,11 +98,11 @@ def test_the_slopes_of_the_transforms(drawn, epsilon):
 @st.composite
 def supports(draw: st.DrawFn) -> np.ndarray:
     """Strictly increasing numbers, evenly spaced or not."""
-    gaps = draw(st.sampled_from([(1,), (4,), (7,)]).flatmap(lambda s: floats(s, 0.125, 8)))
+    gaps = draw(st.sampled_from([(1,), (4,)]).flatmap(lambda s: floats(s, 0.125, 8)))
     return np.cumsum(np.append(draw(numbers(-20, 5)), gaps)).astype(np.float32)
 
 
-VALUES = alike(BATCHES, lambda shape: floats(shape, -30, 30))
+VALUES = alike([(), (1,), (3, 2)], lambda shape: floats(shape, -30, 30))
 
 
 @given(VALUES, supports())

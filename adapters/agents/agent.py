@@ -32,15 +32,15 @@ class Agent(NamedTuple):
 
 
 class EpisodeSums(NamedTuple):
-    """Sums over the episodes that ended; means are left to the reader, who sees the count.
+    """Sums over the episodes that ended; means are left to the reader, who sees how many.
 
     Attributes:
-        count: number of episodes that ended.
+        ended: number of episodes that ended.
         returns: sum of their returns, in units of the rewards.
         lengths: sum of their lengths, in steps.
     """
 
-    count: Int[Array, ""]
+    ended: Int[Array, ""]
     returns: Float[Array, ""]
     lengths: Int[Array, ""]
 
@@ -57,15 +57,16 @@ def sum_episodes(transitions: Transition) -> EpisodeSums:
     Example:
         >>> import jax.numpy as jnp
         >>> ended, values = jnp.array([True, False]), jnp.array([2.0, 9.0])
+        >>> never, lengths = jnp.array([False, False]), jnp.array([3, 4])
         >>> sums = sum_episodes(
-        ...     Transition(values, values, ended, ~ended & ended, None, values, jnp.array([3, 4]), {})
+        ...     Transition(values, values, ended, never, None, values, lengths, {})
         ... )
-        >>> sums.count.item(), sums.returns.item(), sums.lengths.item()
+        >>> sums.ended.item(), sums.returns.item(), sums.lengths.item()
         (1, 2.0, 3)
     """
     ended = transitions.resets
     return EpisodeSums(
-        count=jnp.sum(ended),
+        ended=jnp.sum(ended),
         returns=jnp.sum(jnp.where(ended, transitions.episode_returns, 0)),
         lengths=jnp.sum(jnp.where(ended, transitions.episode_lengths, 0)),
     )

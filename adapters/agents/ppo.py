@@ -76,8 +76,8 @@ class PPOConfig:
         samples = self.envs * self.rollout_steps
         if samples % self.minibatch_size:
             raise ValueError(
-                f"minibatch_size is {self.minibatch_size}, which does not divide the {samples} samples "
-                f"of {self.envs} environments times {self.rollout_steps} steps; choose a divisor."
+                f"minibatch_size is {self.minibatch_size}, which does not divide the {samples} "
+                f"samples of {self.envs} environments times {self.rollout_steps} steps; choose a divisor."
             )
 
 
@@ -193,7 +193,13 @@ def make_ppo(
         network = eqx.combine(state.params, static)
         key, rollout_key, update_key = jax.random.split(state.key, 3)
         env_state, batch, episodes = collect(
-            network, envs, codec, state.envs, rollout_key, state.hyperparameters, config.rollout_steps
+            network,
+            envs,
+            codec,
+            state.envs,
+            rollout_key,
+            state.hyperparameters,
+            config.rollout_steps,
         )
         network, optimiser, (losses, norms) = update(
             network, state.optimiser, batch, codec, update_key, state.hyperparameters, config
@@ -274,7 +280,7 @@ def collect(
     next_values = jnp.where(transitions.truncated, samples.last_values, following)
     advantages = gae(
         transitions.rewards,
-        hyperparameters.gamma * transitions.discounts,
+        jnp.asarray(hyperparameters.gamma) * transitions.discounts,
         samples.values,
         next_values,
         transitions.resets,
@@ -316,7 +322,7 @@ def update(
             network, minibatch, codec, hyperparameters, config.normalise_advantages
         )
         change, optimiser = adam.update(gradient, optimiser)
-        return (eqx.apply_updates(network, change), optimiser), (parts, optax.global_norm(gradient))
+        return (eqx.apply_updates(network, change), optimiser), (parts, optax.tree.norm(gradient))
 
     (network, optimiser), reports = scan(
         learn, (network, optimiser), indices.reshape(-1, config.minibatch_size)
@@ -352,8 +358,11 @@ def minibatch_loss(
 def make_optimiser(hyperparameters: PPOHyperparameters) -> optax.GradientTransformation:
     """Adam on shortened gradients; its numbers may be traced."""
     return optax.chain(
-        optax.clip_by_global_norm(hyperparameters.max_grad_norm),  # pyright: ignore
-        optax.adam(hyperparameters.learning_rate, eps=hyperparameters.adam_epsilon),  # pyright: ignore
+        optax.clip_by_global_norm(jnp.asarray(hyperparameters.max_grad_norm)),
+        optax.adam(
+            jnp.asarray(hyperparameters.learning_rate),
+            eps=jnp.asarray(hyperparameters.adam_epsilon),  # pyright: ignore[reportArgumentType]
+        ),
     )
 
 

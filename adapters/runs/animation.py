@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 from jaxtyping import PRNGKeyArray
 
 from ..environments import Environment
@@ -57,8 +58,6 @@ def animate(environment: Any, states: list[Any], path: Path, *, frames_per_secon
         raise ValueError(f"an animation ends in .gif or .mp4; {path} does not.")
     if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise ValueError(f"ffmpeg is not installed, which {path} needs; ask for a .gif instead.")
-    import matplotlib
-
     matplotlib.use("Agg")
     writer = "ffmpeg" if path.suffix == ".mp4" else "pillow"
     animation = environment.animate(states, interval=1000 // frames_per_second)

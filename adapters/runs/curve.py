@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
 from .folder import RunFolder
 
 
@@ -16,12 +19,8 @@ def draw_curve(folders: Sequence[RunFolder], path: Path) -> None:
     Raises:
         ValueError: no run has an iteration in which an episode ended.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
     drawn = False
     for folder in folders:
         rows = [row for row in folder.read_metrics() if row["episodes"]]
@@ -32,10 +31,10 @@ def draw_curve(folders: Sequence[RunFolder], path: Path) -> None:
             marker = "o" if len(rows) < 30 else None
             axis.plot(steps, [row[name] for row in rows], marker=marker, ms=3, label=label)
     if not drawn:
-        plt.close(figure)
         raise ValueError("there is nothing to draw yet: no episode has ended in these runs.")
     for axis, title in zip(axes, ("return", "length in steps"), strict=True):
         axis.set(xlabel="environment steps", ylabel=f"mean episode {title}")
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     if len(folders) > 1:
@@ -43,4 +42,3 @@ def draw_curve(folders: Sequence[RunFolder], path: Path) -> None:
     else:
         figure.suptitle("/".join(folders[0].path.parts[-3:]))
     figure.savefig(path, dpi=120)
-    plt.close(figure)

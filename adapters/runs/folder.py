@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
@@ -39,8 +41,6 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the configuration, once."""
-        import tomli_w
-
         with self.config_path.open("xb") as file:
             tomli_w.dump(config, file)
 

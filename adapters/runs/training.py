@@ -229,7 +229,7 @@ def _train(
 def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
     """One line of the metrics: numbers by name, `None` where there is nothing to say."""
     metrics = jax.device_get(metrics)
-    count = int(metrics.episodes.count)
+    count = int(metrics.episodes.ended)
     row = {
         "iteration": iteration,
         "steps": iteration * agent.steps_per_iteration,
@@ -237,7 +237,7 @@ def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
         "mean_return": float(metrics.episodes.returns) / count if count else None,
         "mean_length": float(metrics.episodes.lengths) / count if count else None,
     }
-    losses = {f"{name}": float(value) for name, value in metrics.loss._asdict().items()}
+    losses = {name: float(value) for name, value in metrics.loss._asdict().items()}
     return {**row, **losses, "gradient_norm": float(metrics.gradient_norm)}
 
 

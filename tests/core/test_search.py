@@ -5,6 +5,7 @@ of Nim, whose values are known.
 """
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ KEY = jax.random.key(0)
 MAZE = [
     "...+",
     ".#.-",
-    "....",
+    "..#.",
 ]
 MOVES = [(-1, 0), (0, 1), (1, 0), (0, -1)]
 
@@ -38,10 +39,10 @@ MOVES = [(-1, 0), (0, 1), (1, 0), (0, -1)]
 class Tables(NamedTuple):
     """A finite decision process: rows are states, columns are actions."""
 
-    arrivals: np.ndarray
-    rewards: np.ndarray
-    legal: np.ndarray
-    terminal: np.ndarray
+    arrivals: Any
+    rewards: Any
+    legal: Any
+    terminal: Any
 
 
 def read_maze(rows):
@@ -110,7 +111,7 @@ def search_maze(values, cells, key, *, policy, knobs):
     output = policy(
         params=values,
         rng_key=key,
-        root=mctx.RootFnOutput(**root._asdict()),  # pyright: ignore[reportCallIssue]
+        root=mctx.RootFnOutput(**root._asdict()),
         recurrent_fn=recurrent_fn,
         invalid_actions=~DEVICE_TABLES.legal[cells],
         **dict(knobs),
@@ -125,7 +126,7 @@ ONE_PLY = (
     ("gumbel_scale", 0.0),
 )
 GUMBEL = (("num_simulations", 64), ("gumbel_scale", 0.0))
-MUZERO = (("num_simulations", 200), ("dirichlet_fraction", 0.0), ("temperature", 0.0))
+MUZERO = (("num_simulations", 100), ("dirichlet_fraction", 0.0), ("temperature", 0.0))
 
 
 # What mctx finds with it.
@@ -207,9 +208,9 @@ def search_nim(scale, heaps, key, *, knobs):
     output = mctx.gumbel_muzero_policy(
         params=scale,
         rng_key=key,
-        root=mctx.RootFnOutput(**root._asdict()),  # pyright: ignore[reportCallIssue]
-        recurrent_fn=nim_fn,
-        invalid_actions=jnp.arange(1, 4) > heaps[:, None],
+        root=mctx.RootFnOutput(**root._asdict()),
+        recurrent_fn=nim_fn,  # pyright: ignore[reportArgumentType]
+        invalid_actions=jnp.arange(1, 4)[None] > heaps[:, None],
         gumbel_scale=0.0,
         **dict(knobs),
     )
@@ -472,7 +473,7 @@ def test_gradient_is_zero_from_a_terminal_state():
 
 def test_embedding_of_keys_masks_and_images_goes_through():
     state = {
-        "key": jax.random.split(KEY, 2),
+        "key": jax.random.split(jax.random.key(1), 2),
         "image": jnp.ones((2, 3, 3), jnp.uint8),
         "seen": jnp.array([[True, False], [False, False]]),
     }
@@ -542,8 +543,8 @@ def test_terminal_root_is_worth_nothing_and_uniform():
 
 
 def test_field_names_are_those_of_mctx():
-    assert set(Root._fields) == set(mctx.RootFnOutput.__dataclass_fields__)
-    assert set(ModelStep._fields) == set(mctx.RecurrentFnOutput.__dataclass_fields__)
+    assert set(Root._fields) == set(inspect.get_annotations(mctx.RootFnOutput))
+    assert set(ModelStep._fields) == set(inspect.get_annotations(mctx.RecurrentFnOutput))
 
 
 def test_nodes_survive_tree_map():
@@ -662,24 +663,13 @@ def test_wrong_field_of_a_transition_is_named(changes, message):
         one_edge(sound_prediction(), arrived(**changes))
 
 
-def test_plain_tuple_in_place_of_a_prediction_is_refused_by_kind():
-    with pytest.raises(TypeError, match=r"predict\(\): the result should be Prediction.* a tuple"):
-        one_edge(tuple(sound_prediction()))
-
-
-def test_plain_tuple_in_place_of_a_transition_is_refused_by_kind():
-    message = r"transition\(\): the result should be ModelTransition, but is a tuple"
-    with pytest.raises(TypeError, match=message):
-        one_edge(sound_prediction(), tuple(arrived()))
-
-
 @pytest.mark.parametrize(
     ("embedding", "part", "given", "wanted"),
     [
         (jnp.array(1), "leaf at its root", r"int32\[1\]", r"float32\[1\]"),
         (jnp.array(1, jnp.bfloat16), "leaf at its root", r"bfloat16\[1\]", r"float32\[1\]"),
         (jnp.zeros(2), "leaf at its root", r"float32\[1,2\]", r"float32\[1\]"),
-        ({"x": jnp.array(1.0)}, "leaf at its root", "missing", r"float32\[1\]"),
+        ({"x": jnp.array(1.0)}, r"leaf at \['x'\]", r"float32\[1\]", "missing"),
     ],
 )
 def test_drift_of_the_embedding_is_refused_by_name(embedding, part, given, wanted):
@@ -726,7 +716,7 @@ def test_fault_of_a_model_is_named_inside_a_search_too():
         mctx.gumbel_muzero_policy(
             params=jnp.zeros(STATES),
             rng_key=KEY,
-            root=mctx.RootFnOutput(**root._asdict()),  # pyright: ignore[reportCallIssue]
-            recurrent_fn=bad_fn,
+            root=mctx.RootFnOutput(**root._asdict()),
+            recurrent_fn=bad_fn,  # pyright: ignore[reportArgumentType]
             num_simulations=2,
         )

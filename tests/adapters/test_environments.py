@@ -1,0 +1,394 @@
+"""Vectorised environments: equal to a plain loop, whatever the queues and the neighbours."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jumanji import specs
+from jumanji.environments import Connector, Maze
+from jumanji.environments.routing.connector.generator import RandomWalkGenerator
+from jumanji.environments.routing.maze.generator import RandomGenerator
+
+from vernal.adapters.actions import make_action_codec
+from vernal.adapters.environments import VectorEnvironment, read_specs
+
+from .environments_for_tests import OFFLINE, CountingEnvironment, SpecsOnly, make_once
+
+KEY = jax.random.key(7)
+STEPS, COPIES = 40, 4
+ACTIONS = jax.random.randint(jax.random.key(1), (STEPS, COPIES), 0, 3)
+COUNTING = CountingEnvironment()
+ENVIRONMENTS = {
+    "counting": COUNTING,
+    "maze": Maze(RandomGenerator(5, 5), time_limit=9),
+}
+
+
+def assert_trees_equal(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_trees_close(tree, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), tree, other)
+
+
+def roll(envs, actions, key=KEY):
+    """First state, all later states, and all transitions."""
+
+    def step(state, action):
+        state, transition = envs.step(state, action)
+        return state, (state, transition)
+
+    first = envs.init(key)
+    _, (states, transitions) = jax.lax.scan(step, first, actions)
+    return first, states, transitions
+
+
+@functools.cache
+def roller(name, queue_length=4):
+    envs = VectorEnvironment(ENVIRONMENTS[name], COPIES, queue_length=queue_length)
+    return jax.jit(functools.partial(roll, envs))
+
+
+@functools.cache
+def rolled(name, queue_length=4):
+    return roller(name, queue_length)(ACTIONS)
+
+
+def play_by_hand(environment, key, copy, actions):
+    """The trajectory of one copy, by a plain loop over the raw environment."""
+    reset, step = jax.jit(environment.reset), jax.jit(environment.step)
+    copy_key = jax.random.fold_in(key, copy)
+    episode, total, length = 0, 0.0, 0
+    state, timestep = reset(jax.random.fold_in(copy_key, 0))
+    rows = []
+    for action in actions:
+        state, timestep = step(state, action)
+        total, length = total + float(timestep.reward.sum()), length + 1
+        last, discount = bool(timestep.last()), float(timestep.discount.max())
+        row = {
+            "rewards": float(timestep.reward.sum()),
+            "discounts": discount,
+            "terminated": last and discount == 0,
+            "truncated": last and discount != 0,
+            "next_observations": timestep.observation,
+            "episode_returns": total,
+            "episode_lengths": length,
+        }
+        if last:
+            episode, total, length = episode + 1, 0.0, 0
+            state, timestep = reset(jax.random.fold_in(copy_key, episode))
+        rows.append((row, timestep.observation))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+@functools.cache
+def by_hand(name, copy):
+    return play_by_hand(ENVIRONMENTS[name], KEY, copy, np.asarray(ACTIONS[:, copy]))
+
+
+each_environment = pytest.mark.parametrize("name", ENVIRONMENTS)
+each_copy = pytest.mark.parametrize("copy", [0, COPIES - 1])
+
+
+@each_environment
+@each_copy
+def test_transitions_equal_a_plain_loop(name, copy):
+    _, _, transitions = rolled(name)
+    expected, _ = by_hand(name, copy)
+    for field, rows in expected.items():
+        assert_trees_close(jax.tree.map(lambda x: x[:, copy], getattr(transitions, field)), rows)
+
+
+@each_environment
+@each_copy
+def test_what_the_agent_sees_next_equals_a_plain_loop(name, copy):
+    _, states, _ = rolled(name)
+    _, expected = by_hand(name, copy)
+    assert_trees_close(jax.tree.map(lambda x: x[:, copy], states.observations), expected)
+
+
+@each_environment
+def test_the_loops_above_meet_several_ends_of_every_copy(name):
+    _, _, transitions = rolled(name)
+    assert transitions.resets.sum(axis=0).min() >= 3
+
+
+@each_environment
+def test_first_observations_are_those_of_episode_0_of_each_copy(name):
+    first, _, _ = rolled(name)
+    for copy in range(COPIES):
+        _, timestep = ENVIRONMENTS[name].reset(jax.random.fold_in(jax.random.fold_in(KEY, copy), 0))
+        assert_trees_close(
+            jax.tree.map(lambda x: x[copy], first.observations), timestep.observation
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "queue_length"), [("counting", 1), ("counting", 2), ("counting", 5), ("maze", 1)]
+)
+def test_queue_length_changes_no_trajectory(name, queue_length):
+    _, states, transitions = rolled(name, queue_length)
+    _, reference_states, reference = rolled(name)
+    assert_trees_equal(transitions, reference)
+    assert_trees_equal(states._replace(queue=None), reference_states._replace(queue=None))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_number_of_neighbours_changes_no_trajectory(copies):
+    envs = VectorEnvironment(COUNTING, copies)
+    _, _, transitions = jax.jit(functools.partial(roll, envs))(ACTIONS[:, :copies])
+    assert_trees_equal(transitions, jax.tree.map(lambda x: x[:, :copies], rolled("counting")[2]))
+
+
+def test_first_index_continues_the_count_of_copies():
+    envs = VectorEnvironment(COUNTING, COPIES - 1, first_index=1)
+    _, _, transitions = jax.jit(functools.partial(roll, envs))(ACTIONS[:, 1:])
+    assert_trees_equal(transitions, jax.tree.map(lambda x: x[:, 1:], rolled("counting")[2]))
+
+
+def test_another_key_gives_other_episodes():
+    envs = VectorEnvironment(COUNTING, COPIES)
+    instances = {int(i) for k in (0, 1) for i in envs.init(jax.random.key(k)).observations.instance}
+    assert len(instances) == 2 * COPIES
+
+
+@pytest.mark.parametrize("queue_length", [1, 2, 5])
+def test_every_episode_is_a_new_one(queue_length):
+    first, states, transitions = rolled("counting", queue_length)
+    begun = states.observations.instance[np.asarray(transitions.resets)]
+    instances = np.concatenate([first.observations.instance, begun])
+    assert len(np.unique(instances)) == len(instances) == COPIES + transitions.resets.sum()
+
+
+@pytest.mark.parametrize("queue_length", [1, 2, 5])
+def test_episodes_taken_are_those_begun(queue_length):
+    _, states, transitions = rolled("counting", queue_length)
+    np.testing.assert_array_equal(states.queue.taken, 1 + np.cumsum(transitions.resets, axis=0))
+
+
+@pytest.mark.parametrize("queue_length", [1, 2, 5])
+def test_episodes_generated_and_not_taken_fit_the_queue(queue_length):
+    _, states, _ = rolled("counting", queue_length)
+    waiting = states.queue.generated - states.queue.taken
+    assert waiting.min() >= 0
+    assert waiting.max() <= queue_length
+
+
+@pytest.mark.parametrize("queue_length", [1, 2, 5])
+def test_waiting_episodes_are_the_next_ones_in_order(queue_length):
+    _, states, _ = rolled("counting", queue_length)
+    queue = jax.tree.map(lambda x: x[-1], states.queue)
+    for copy in range(COPIES):
+        for episode in range(int(queue.taken[copy]), int(queue.generated[copy])):
+            _, timestep = COUNTING.reset(jax.random.fold_in(jax.random.fold_in(KEY, copy), episode))
+            slot = copy * queue_length + episode % queue_length
+            assert queue.observations.instance[slot] == timestep.observation.instance
+
+
+def test_no_batch_is_generated_while_no_queue_is_dry():
+    _, states, transitions = rolled("counting")
+    generated = np.concatenate([[[4] * COPIES], states.queue.generated])
+    taken = np.concatenate([[[1] * COPIES], states.queue.taken])
+    was_dry = (np.asarray(transitions.resets) & (taken == generated)[:-1]).any(axis=1)
+    np.testing.assert_array_equal((np.diff(generated, axis=0) > 0).any(axis=1), was_dry)
+    assert 0 < was_dry.sum() < STEPS / 2
+
+
+def record_resets(steps, **settings):
+    """The instances that the environment was asked for, one by one, in `steps` steps."""
+    instances = []
+    environment = CountingEnvironment(**settings, on_reset=lambda n: instances.append(int(n)))
+    envs = VectorEnvironment(environment, COPIES, queue_length=4)
+    jax.block_until_ready(jax.jit(functools.partial(roll, envs))(ACTIONS[:steps]))
+    jax.effects_barrier()
+    return instances
+
+
+def test_no_reset_happens_beyond_the_first_queues_before_they_are_empty():
+    assert len(record_resets(steps=29, min_length=30, max_length=40)) == COPIES * 4
+
+
+def test_each_reset_of_a_later_batch_is_of_a_new_episode():
+    # Every copy ends at steps 3, 6, ... 18, six times: seven episodes each, none in vain.
+    instances = record_resets(steps=20, min_length=3, max_length=3)
+    assert len(instances) == len(set(instances)) == COPIES * 7
+
+
+def test_one_step_that_several_batches_must_serve_serves_them_all():
+    # All queues run dry at once, and every copy must be served at that very step.
+    envs = VectorEnvironment(CountingEnvironment(min_length=1, max_length=1), 3, queue_length=1)
+    first, states, transitions = jax.jit(functools.partial(roll, envs))(jnp.zeros((4, 3), int))
+    assert transitions.resets.all()
+    instances = np.concatenate([first.observations.instance[None], states.observations.instance])
+    assert len(np.unique(instances)) == 15
+
+
+def test_next_observation_of_an_end_is_the_true_last_one():
+    _, _, transitions = rolled("counting")
+    ended = np.asarray(transitions.resets)
+    np.testing.assert_array_equal(
+        transitions.next_observations.steps[ended], transitions.episode_lengths[ended]
+    )
+
+
+def test_observation_after_an_end_is_the_new_episodes_first():
+    _, states, transitions = rolled("counting")
+    ended = np.asarray(transitions.resets)
+    assert not states.observations.steps[ended].any()
+    last = transitions.next_observations.instance
+    assert (states.observations.instance[ended] != last[ended]).all()
+    np.testing.assert_array_equal(states.observations.instance[~ended], last[~ended])
+
+
+def test_running_sums_start_anew_after_an_end():
+    _, states, transitions = rolled("counting")
+    ended = np.asarray(transitions.resets)
+    for field in ("episode_returns", "episode_lengths"):
+        assert not getattr(states, field)[ended].any()
+        np.testing.assert_array_equal(
+            getattr(states, field)[~ended], getattr(transitions, field)[~ended]
+        )
+
+
+@pytest.mark.parametrize(("terminal_share", "kind"), [(1.0, "terminated"), (0.0, "truncated")])
+def test_the_two_kinds_of_end_are_told_apart(terminal_share, kind):
+    envs = VectorEnvironment(CountingEnvironment(terminal_share=terminal_share), COPIES)
+    _, _, transitions = jax.jit(functools.partial(roll, envs))(ACTIONS[:20])
+    ended = transitions.next_observations.steps == transitions.episode_lengths
+    assert ended.all()  # the counter runs with the length
+    assert getattr(transitions, kind).sum() == transitions.resets.sum() > 0
+
+
+def test_discount_is_0_at_terminal_states_alone():
+    _, _, transitions = rolled("counting")
+    np.testing.assert_array_equal(transitions.discounts, 1.0 - transitions.terminated)
+    assert transitions.terminated.any()
+    assert transitions.truncated.any()
+
+
+def test_a_time_limit_of_jumanjis_maze_is_a_termination():
+    _, _, transitions = rolled("maze")
+    assert transitions.resets.any()
+    assert not transitions.truncated.any()
+
+
+CONNECTOR = Connector(RandomWalkGenerator(grid_size=4, num_agents=2), time_limit=4)
+
+
+@functools.cache
+def rolled_connector():
+    """Agents of the first four copies walk at random, those of the last four stand still."""
+    codec = make_action_codec(CONNECTOR)
+    envs = VectorEnvironment(CONNECTOR, 8)
+
+    def step(state, key):
+        legal = jax.vmap(codec.legal)(state.observations)
+        actions = codec.distribution(jnp.zeros((8, *codec.output_shape)), legal).sample(key)
+        actions = actions.at[4:].set(0)
+        raw = jax.vmap(CONNECTOR.step)(state.states, actions)[1]
+        state, transition = envs.step(state, actions)
+        return state, (transition, raw)
+
+    keys = jax.random.split(jax.random.key(0), 16)
+    return jax.jit(lambda: jax.lax.scan(step, envs.init(KEY), keys)[1])()
+
+
+def test_rewards_of_agents_are_added_up():
+    transitions, raw = rolled_connector()
+    np.testing.assert_allclose(transitions.rewards, raw.reward.sum(axis=-1), rtol=1e-6)
+    assert raw.reward.shape == (16, 8, 2)
+
+
+def test_a_team_goes_on_while_one_agent_does():
+    transitions, raw = rolled_connector()
+    np.testing.assert_array_equal(transitions.discounts, raw.discount.max(axis=-1))
+    one_is_done = (raw.discount.min(axis=-1) == 0) & (raw.discount.max(axis=-1) == 1)
+    assert (one_is_done & raw.mid()).any()
+
+
+def test_connectors_time_limit_truncates():
+    transitions, _ = rolled_connector()
+    lengths, discounts = transitions.episode_lengths[:, 4:], transitions.discounts[:, 4:]
+    assert lengths.max() == 4
+    assert (discounts == 1).all()
+    np.testing.assert_array_equal(transitions.truncated[:, 4:], lengths == 4)
+    assert not transitions.terminated[:, 4:].any()
+
+
+def test_a_team_is_terminated_when_every_agent_is_done():
+    transitions, raw = rolled_connector()
+    is_over = raw.last() & (raw.discount == 0).all(axis=-1)
+    np.testing.assert_array_equal(transitions.terminated, is_over)
+    assert is_over.any()
+
+
+def test_extras_are_the_environments_own():
+    transitions, raw = rolled_connector()
+    assert_trees_equal(transitions.extras, raw.extras)
+
+
+def test_steps_one_at_a_time_equal_a_scan():
+    envs = VectorEnvironment(COUNTING, COPIES)
+    state, step = envs.init(KEY), jax.jit(envs.step)
+    _, states, transitions = rolled("counting")
+    for t in range(STEPS):
+        state, transition = step(state, ACTIONS[t])
+        assert_trees_equal(transition, jax.tree.map(lambda x: x[t], transitions))  # noqa: B023
+    assert_trees_equal(state, jax.tree.map(lambda x: x[-1], states))
+
+
+def test_vmap_over_seeds_equals_one_by_one():
+    run, keys = roller("counting", 2), jax.random.split(KEY, 3)
+    first, states, transitions = jax.jit(jax.vmap(lambda key: run(ACTIONS, key)))(keys)
+    for n, key in enumerate(keys):
+        alone = run(ACTIONS, key)
+        together = jax.tree.map(lambda x: x[n], (first, states, transitions))  # noqa: B023
+        for a, b in zip(together, alone, strict=True):
+            queue = {"queue": None} if hasattr(a, "queue") else {}
+            assert_trees_equal(a._replace(**queue), b._replace(**queue))
+
+
+def test_an_old_uint32_key_gives_the_same_episodes():
+    old = roller("counting")(ACTIONS, jax.random.key_data(KEY))
+    assert_trees_equal(old[2], rolled("counting")[2])
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_step_keeps_every_shape_and_dtype_of_the_state(name):
+    environment = make_once(name)
+    codec = make_action_codec(environment)
+    envs = VectorEnvironment(environment, 2, queue_length=3)
+    actions = jax.ShapeDtypeStruct((2, *codec.action_shape), codec.dtype)
+    with jax.numpy_rank_promotion("allow"):  # inside some of Jumanji's environments
+        before = jax.eval_shape(envs.init, KEY)
+        after, transition = jax.eval_shape(envs.step, before, actions)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    for field in ("rewards", "discounts", "terminated", "truncated", "episode_returns"):
+        assert getattr(transition, field).shape == (2,)
+
+
+@pytest.mark.parametrize("counts", [{"num_envs": 0}, {"num_envs": 2, "queue_length": 0}])
+def test_counts_below_1_are_refused_with_what_was_given(counts):
+    with pytest.raises(ValueError, match="at least one copy and a queue of at least one") as error:
+        VectorEnvironment(COUNTING, **counts)
+    for name, value in counts.items():
+        assert f"{name}={value}" in str(error.value)
+
+
+def test_specs_first_read_under_a_trace_stay_concrete():
+    environment = SpecsOnly(lambda: specs.DiscreteArray(3))
+    # Before Python 3.12 the check that the argument is an environment would read its specs.
+    unchecked = inspect.unwrap(read_specs)
+    jax.eval_shape(lambda x: x + unchecked(environment)[1].maximum, 1)
+    assert int(read_specs(environment)[1].maximum) == 2

@@ -1,0 +1,270 @@
+"""PPO: what it collects, what it minimises, and that it learns."""
+
+import dataclasses
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vernal.adapters.actions import make_action_codec
+from vernal.adapters.agents.ppo import PPOConfig, PPOHyperparameters, collect, make_ppo, update
+from vernal.adapters.environments import VectorEnvironment
+from vernal.adapters.networks import make_spec_network
+
+from .environments_for_tests import CountingEnvironment, make_once
+
+SMALL = PPOConfig(envs=3, rollout_steps=8, minibatch_size=12, epochs=2)
+
+
+class KnownNetwork(eqx.Module):
+    """Uniform policy; the value is a known function of what the counting environment shows."""
+
+    bias: jax.Array
+
+    def __call__(self, observation):
+        value = 0.5 * observation.steps + observation.instance % 7 + self.bias
+        return jnp.zeros(3), value
+
+
+def known_value(observation):
+    return 0.5 * np.asarray(observation.steps) + np.asarray(observation.instance) % 7
+
+
+@functools.cache
+def small_agent():
+    environment = make_once("maze-medium")
+    return make_ppo(environment, make_spec_network(environment), SMALL)
+
+
+@functools.cache
+def small_step():
+    return jax.jit(small_agent().step)
+
+
+@functools.cache
+def small_init():
+    return jax.jit(small_agent().init)
+
+
+def small_state(seed=0):
+    return small_init()(jax.random.key(seed), small_agent().hyperparameters)
+
+
+def assert_equal(tree, other, **tolerance):
+    for pair in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(pair[0].dtype, jax.dtypes.prng_key):
+            pair = tuple(map(jax.random.key_data, pair))  # noqa: PLW2901
+        np.testing.assert_allclose(*pair, **{"rtol": 0, "atol": 0, **tolerance})
+
+
+@pytest.mark.parametrize("terminal_share", [0.0, 0.5, 1.0])
+def test_advantages_tell_termination_from_truncation(terminal_share):
+    environment = CountingEnvironment(max_length=4, terminal_share=terminal_share)
+    steps, copies, gamma, lambda_ = 11, 3, 0.9, 0.8
+    envs = VectorEnvironment(environment, copies)
+    state = jax.jit(envs.init)(jax.random.key(1))
+    numbers = PPOHyperparameters(1e-3, 1e-5, 1.0, gamma, lambda_, 0.2, 0.0, 1.0)
+    network, codec = KnownNetwork(jnp.zeros(())), make_action_codec(environment)
+    walk = jax.jit(
+        lambda state: collect(network, envs, codec, state, jax.random.key(2), numbers, steps)
+    )
+    _, batch, sums = walk(state)
+
+    # The same walk, one step at a time, with V of every state arrived in.
+    actions = batch.actions.reshape(steps, copies)
+    deltas, cuts = np.zeros((steps, copies)), np.zeros((steps, copies))
+    ended, step = 0, jax.jit(envs.step)
+    for t in range(steps):
+        value = known_value(state.observations)
+        state, transition = step(state, actions[t])
+        bootstrap = np.where(transition.terminated, 0, known_value(transition.next_observations))
+        deltas[t] = transition.rewards + gamma * bootstrap - value
+        cuts[t] = transition.resets
+        ended += int(transition.resets.sum())
+    for t in range(steps):
+        expected, weight = np.zeros(copies), np.ones(copies)
+        for k in range(t, steps):
+            expected += weight * deltas[k]
+            weight = weight * gamma * lambda_ * (1 - cuts[k])
+        np.testing.assert_allclose(
+            batch.advantages.reshape(steps, copies)[t], expected, rtol=1e-4, atol=1e-4
+        )
+    assert ended > 0
+    assert int(sums.ended) == ended
+
+
+def test_value_targets_are_advantages_plus_values():
+    environment = CountingEnvironment()
+    envs = VectorEnvironment(environment, 2)
+    numbers = PPOHyperparameters(1e-3, 1e-5, 1.0, 0.9, 0.8, 0.2, 0.0, 1.0)
+    codec, key = make_action_codec(environment), jax.random.key(0)
+    network = KnownNetwork(jnp.zeros(()))
+    walk = jax.jit(lambda: collect(network, envs, codec, envs.init(key), key, numbers, 5))
+    _, batch, _ = walk()
+    np.testing.assert_allclose(batch.value_targets, batch.advantages + batch.values)
+
+
+@pytest.mark.parametrize("name", ["Maze-v0", "Minesweeper-v0", "RubiksCube-partly-scrambled-v0"])
+def test_first_minibatch_sees_the_policy_that_collected(name):
+    environment = make_once(name)
+    config = PPOConfig(envs=2, rollout_steps=16, minibatch_size=16, epochs=1)
+    agent = make_ppo(environment, make_spec_network(environment), config)
+    _, metrics = jax.jit(lambda: agent.step(agent.init(jax.random.key(0), agent.hyperparameters)))()
+    assert abs(float(metrics.first_loss.kl)) < 1e-6
+    assert float(metrics.first_loss.clip_fraction) == 0
+    assert float(metrics.loss.entropy) > 0
+
+
+def test_value_head_with_an_axis_of_one_is_refused_by_its_shape():
+    class WrongNetwork(eqx.Module):
+        def __call__(self, observation):
+            return jnp.zeros(4), jnp.zeros(1)
+
+    with pytest.raises(TypeError, match=r"the network's value have shape \(1,\).* needs \(\)"):
+        make_ppo(make_once("Maze-v0"), lambda key: WrongNetwork(), SMALL)
+
+
+def test_policy_head_of_a_wrong_size_is_refused_by_its_shape():
+    class WrongNetwork(eqx.Module):
+        def __call__(self, observation):
+            return jnp.zeros(5), jnp.zeros(())
+
+    with pytest.raises(TypeError, match=r"policy outputs have shape \(5,\).* needs \(4,\)"):
+        make_ppo(make_once("Maze-v0"), lambda key: WrongNetwork(), SMALL)
+
+
+def test_no_shuffled_copy_of_the_data_is_ever_built():
+    environment = make_once("maze-medium")
+    config = PPOConfig(envs=3, rollout_steps=8, minibatch_size=6, epochs=50)
+    envs, codec = VectorEnvironment(environment, 3), make_action_codec(environment)
+    agent = make_ppo(environment, make_spec_network(environment), config)
+    state = jax.jit(agent.init)(jax.random.key(0), agent.hyperparameters)
+    network, numbers = agent.network(state), state.hyperparameters
+    walk = jax.jit(lambda: collect(network, envs, codec, state.envs, jax.random.key(1), numbers, 8))
+    _, batch, _ = walk()
+
+    def learn(batch):
+        return update(network, state.optimiser, batch, codec, jax.random.key(2), numbers, config)
+
+    jaxpr = jax.make_jaxpr(lambda batch: eqx.filter(learn(batch), eqx.is_array))(batch)
+    walls = sum(x.size for x in jax.tree.leaves(batch.observations) if x.ndim == 3)
+    sizes = [v.aval.size for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "size")]
+    assert max(sizes) < walls * config.epochs / 2
+
+
+def test_same_seed_gives_the_same_bits():
+    assert_equal(small_step()(small_state(3)), small_step()(small_state(3)))
+
+
+def test_another_seed_gives_another_network():
+    first, second = (jax.tree.leaves(small_state(seed).params)[0] for seed in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_seeds_under_vmap_equal_seeds_one_by_one():
+    states = [small_state(seed) for seed in (0, 1)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    both = jax.jit(jax.vmap(small_agent().step))(stacked)
+    for index, state in enumerate(states):
+        one = jax.tree.map(lambda leaf, index=index: leaf[index], both)
+        assert_equal(one, small_step()(state), rtol=1e-3, atol=1e-5)
+
+
+def test_hyperparameters_can_be_swept_by_vmap():
+    agent = small_agent()
+    rates = jnp.array([0.0, 1e-3])
+    numbers = jax.tree.map(lambda x: jnp.full(2, x), agent.hyperparameters)
+    numbers = numbers._replace(learning_rate=rates)
+    states = jax.vmap(agent.init, in_axes=(None, 0))(jax.random.key(0), numbers)
+    after, _ = jax.jit(jax.vmap(agent.step))(states)
+    moved = [
+        jnp.abs(a - b).reshape(2, -1).max(axis=1)
+        for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(states.params), strict=True)
+    ]
+    still, moving = np.max(moved, axis=0)
+    assert still == 0
+    assert moving > 0
+
+
+def test_steps_scan_as_they_loop():
+    agent = small_agent()
+    scanned, _ = jax.jit(lambda state: jax.lax.scan(lambda s, _: agent.step(s), state, None, 2))(
+        small_state()
+    )
+    looped = small_step()(small_step()(small_state())[0])[0]
+    assert_equal(scanned, looped, rtol=1e-3, atol=1e-5)
+
+
+def test_state_holds_arrays_only():
+    assert all(eqx.is_array(leaf) for leaf in jax.tree.leaves(small_state()))
+
+
+def test_step_keeps_structure_shapes_and_dtypes():
+    state = small_state()
+    after, _ = jax.eval_shape(small_agent().step, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    given = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(after)]
+    assert given == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+
+
+def test_no_ended_episode_is_counted_as_none():
+    environment = CountingEnvironment(min_length=50, max_length=60)
+    agent = make_ppo(environment, make_spec_network(environment), SMALL)
+    _, metrics = jax.jit(lambda: agent.step(agent.init(jax.random.key(0), agent.hyperparameters)))()
+    assert int(metrics.episodes.ended) == 0
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(metrics))
+
+
+def test_greedy_action_is_the_most_probable_legal_one():
+    agent, state = small_agent(), small_state()
+    _, timestep = make_once("maze-medium").reset(jax.random.key(0))
+    network, observation = agent.network(state), timestep.observation
+    logits = np.where(observation.action_mask, network(observation)[0], -np.inf)
+    assert int(agent.act(state, None, observation)) == int(logits.argmax())
+
+
+def test_sampled_actions_are_legal():
+    agent, state = small_agent(), small_state()
+    _, timestep = make_once("maze-medium").reset(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 500)
+    actions = jax.vmap(lambda key: agent.act(state, key, timestep.observation))(keys)
+    assert bool(timestep.observation.action_mask[actions].all())
+
+
+def test_ppo_learns_the_easy_maze():
+    environment = make_once("maze-easy")
+    agent = make_ppo(environment, make_spec_network(environment))
+    step = jax.jit(agent.step, donate_argnums=0)
+    state = jax.jit(agent.init)(jax.random.key(0), agent.hyperparameters)
+    for _ in range(5):
+        state, _ = step(state)
+    _, metrics = step(state)
+    assert float(metrics.episodes.returns) / int(metrics.episodes.ended) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"envs": 0}, "envs is 0; give at least 1"),
+        ({"epochs": -1}, "epochs is -1; give at least 1"),
+        ({"gamma": -0.1}, "gamma is -0.1; give a number from 0 to 1"),
+        ({"lambda_": 1.5}, "lambda_ is 1.5; give a number from 0 to 1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; give a number above 0"),
+        ({"gamma": float("nan")}, "gamma is nan; give a number from 0 to 1"),
+        ({"clip_epsilon": float("nan")}, "clip_epsilon is nan; give a number above 0"),
+        ({"entropy_weight": -1.0}, "entropy_weight is -1.0; give 0 or more"),
+        ({"minibatch_size": 1000}, "1000, which does not divide the 8192 samples of 16 env"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PPOConfig(**settings)
+
+
+def test_every_setting_is_either_static_or_in_the_state():
+    names = {field.name for field in dataclasses.fields(PPOConfig)}
+    static = {"envs", "rollout_steps", "epochs", "minibatch_size", "normalise_advantages"}
+    assert names == static | set(PPOHyperparameters._fields)
