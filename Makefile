@@ -1,8 +1,8 @@
 # Needs make and a Python >= 3.11; everything else is installed into .venv.
 
-# The demonstration: what `make demo` trains, and the folder it leaves.
-DEMO_RUN  := runs/maze-medium/ppo/demo
-DEMO_ARGS := train ppo maze-medium --name demo --steps 1000000
+# What `make demo` trains; its folder is a new one each time, for a run is never overwritten.
+DEMO_RUN  := runs/demo/$(shell date +%Y-%m-%d-%H%M%S)
+DEMO_ARGS := train ppo maze-medium --steps 300000 --folder $(DEMO_RUN)
 
 # Test processes side by side: as many as there are cores, up to 8.
 WORKERS ?= auto
@@ -20,8 +20,9 @@ dev     := .venv/.installed-dev
 .PHONY: demo test format lint types bench clean
 
 demo: $(runtime)
-	rm -rf $(DEMO_RUN)
 	$(bin)/vernal $(DEMO_ARGS)
+	$(bin)/vernal evaluate $(DEMO_RUN)
+	$(bin)/vernal watch $(DEMO_RUN)
 	@echo
 	@echo "learning curve: $(DEMO_RUN)/curve.png"
 	@echo "animation:      $(DEMO_RUN)/agent.gif"
@@ -41,7 +42,7 @@ types: $(dev)
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright
 
 bench: $(runtime)
-	for file in benchmarks/*.py; do echo "== $$file"; $(bin)/python "$$file" || exit 1; done
+	for file in environments ppo core; do $(bin)/python benchmarks/$$file.py || exit 1; done
 
 clean:
 	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache

@@ -23,7 +23,6 @@ from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
 
-
 _DEFAULTS = PPOConfig()
 
 

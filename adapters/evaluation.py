@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from jumanji.environments import Maze
 
 from .actions import make_action_codec
@@ -156,7 +156,7 @@ def summarise(environment: Any, key: PRNGKeyArray, episodes: Episodes) -> dict[s
     return summary
 
 
-def instance_keys(key: PRNGKeyArray, episodes: int) -> PRNGKeyArray:
+def instance_keys(key: PRNGKeyArray, episodes: int) -> Shaped[Array, "N ..."]:
     """Reset keys of the instances that `play` meets with this key.
 
     Example:

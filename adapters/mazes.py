@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +107,7 @@ def make_medium_maze() -> Maze:
     return Maze(FixedWallsGenerator(walls, starts, goals))
 
 
-def shortest_path_length(walls: np.ndarray, start: tuple[int, int], goal: tuple[int, int]) -> float:
+def shortest_path_length(walls: np.ndarray, start: Sequence[int], goal: Sequence[int]) -> float:
     """Number of steps from start to goal, by breadth-first search.
 
     Args:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from jaxtyping import Array, Float, Shaped
 
 from vernal.core import (
     Categorical,
@@ -30,6 +31,7 @@ from vernal.core import (
     value_loss,
     vtrace,
 )
+from vernal.core._checks import checked
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=3)
 FEW_SHAPES = st.sampled_from([(1,), (3, 2), (2, 1, 3)])  # for whatever is traced to its end
@@ -182,3 +184,20 @@ def test_roots_have_one_row_per_tree(trees, odd, argument):
     sentence = rf"make_root\(\): argument 'embeddings' .* float32\[{trees}\] at its root"
     with pytest.raises(TypeError, match=rf"{sentence}, where .*'{argument}' is \w+\[{odd}\]"):
         make_root(lambda *_: None, None, jnp.zeros(trees), **marks)  # pyright: ignore[reportArgumentType]
+
+
+@checked
+def reshaped(x: Shaped[Array, " *shape"], y: Shaped[Array, "..."]) -> Float[Array, " *shape"]:
+    return y
+
+
+@given(SHAPES, SHAPES, st.sampled_from([F, np.int32]))
+def test_results_are_held_to_their_promise(shape, result_shape, dtype):
+    """A result of another shape or dtype than was promised is refused, and no other is."""
+    x, result = jax.ShapeDtypeStruct(shape, F), jax.ShapeDtypeStruct(result_shape, dtype)
+    if shape == result_shape and dtype is F:
+        assert jax.eval_shape(reshaped, x, result) == result
+        return
+    given_type = re.escape(short(dtype, result_shape))
+    with pytest.raises(TypeError, match=rf"reshaped\(\): the result should be .* is {given_type}"):
+        jax.eval_shape(reshaped, x, result)

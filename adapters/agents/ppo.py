@@ -77,7 +77,8 @@ class PPOConfig:
         if samples % self.minibatch_size:
             raise ValueError(
                 f"minibatch_size is {self.minibatch_size}, which does not divide the {samples} "
-                f"samples of {self.envs} environments times {self.rollout_steps} steps; choose a divisor."
+                f"samples of {self.envs} environments times {self.rollout_steps} steps; choose a "
+                "divisor."
             )
 
 

@@ -91,7 +91,7 @@ class Checkpoints:
             raise ValueError(f"{self.path} holds no checkpoint; train the run first.")
         wanted = _flatten(like)
         saved = self._manager.item_metadata(iteration)
-        for name in sorted({*wanted, *saved}):
+        for name in sorted({*wanted, *saved}, key=lambda name: (len(name), name)):
             given, needed = _describe(saved.get(name)), _describe(wanted.get(name))
             if given != needed:
                 raise ValueError(

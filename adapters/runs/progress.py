@@ -59,7 +59,8 @@ def describe(progress: Progress) -> str:
     """
     row = progress.row
     episodes = (
-        f"return {row['mean_return']:.3f} length {row['mean_length']:.1f} of {row['episodes']} episodes"
+        f"return {row['mean_return']:.3f} length {row['mean_length']:.1f} "
+        f"of {row['episodes']} episodes"
         if row["episodes"]
         else "no episode ended yet"
     )

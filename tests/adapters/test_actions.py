@@ -1,7 +1,5 @@
 """Action codecs: which kind serves which spec, and the way from a sample to an action."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ from jumanji import specs
 
 from vernal.adapters.actions import make_action_codec
 
-from .environments_for_tests import OFFLINE, SpecsOnly, make_once, with_mask
+from .environments_for_tests import OFFLINE, Observation, SpecsOnly, make_once, with_mask
 
 KEY = jax.random.key(0)
 
@@ -69,7 +67,7 @@ def test_a_sample_has_the_shape_and_dtype_of_the_action_spec(name):
 
 
 def observe(mask):
-    return with_mask(np.shape(mask))().replace()._constructor(0, 0, jnp.asarray(mask))
+    return Observation(0, 0, jnp.asarray(mask))
 
 
 @pytest.mark.parametrize("name", ["Minesweeper-v0", "Tetris-v0", "Sudoku-v0"])
@@ -217,11 +215,10 @@ def test_gradients_of_log_probability_and_entropy_are_finite(name):
 
 
 def test_a_codec_made_under_a_trace_works_outside_of_it():
-    environment = make_once("SearchAndRescue-v0").__class__
-    codecs = []
+    environment, codecs = make_once("SearchAndRescue-v0"), []
 
     def trace(x):
-        codecs.append(make_action_codec(environment()))
+        codecs.append(make_action_codec(environment))
         return x
 
     jax.eval_shape(trace, 1)
@@ -249,15 +246,14 @@ def test_an_action_of_no_kind_is_refused_with_what_was_wanted(name):
     assert "Array(shape=(2,)" in str(e.value)
 
 
-@functools.partial(
-    pytest.mark.parametrize,
+@pytest.mark.parametrize(
     ("spec", "mask"),
     [
         (lambda: specs.DiscreteArray(3), (4,)),
         (lambda: specs.MultiDiscreteArray(jnp.array([3, 3])), (3,)),
         (lambda: specs.MultiDiscreteArray(jnp.array([3, 4])), (4, 3)),
     ],
-)()
+)
 def test_a_mask_that_fits_no_kind_is_refused_with_its_shape(spec, mask):
     with pytest.raises(ValueError, match="mask") as error:
         make_action_codec(SpecsOnly(spec, with_mask(mask)))

@@ -53,11 +53,11 @@ def small_state(seed=0):
     return small_init()(jax.random.key(seed), small_agent().hyperparameters)
 
 
-def assert_equal(tree, other, **tolerance):
+def assert_equal(tree, other, rtol=0.0, atol=0.0):
     for pair in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
         if jnp.issubdtype(pair[0].dtype, jax.dtypes.prng_key):
             pair = tuple(map(jax.random.key_data, pair))  # noqa: PLW2901
-        np.testing.assert_allclose(*pair, **{"rtol": 0, "atol": 0, **tolerance})
+        np.testing.assert_allclose(*pair, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("terminal_share", [0.0, 0.5, 1.0])

@@ -182,3 +182,36 @@ def test_a_batch_can_be_scanned_in_minibatches():
 
     total, _ = jax.lax.scan(visit, 0.0, indices)
     assert total == batch.values.sum()
+
+
+@pytest.mark.parametrize(
+    ("indices", "given"),
+    [
+        (jnp.array([[0, 1]]), r"int32\[1,2\]"),
+        (jnp.array([0.0, 1.0]), r"float32\[2\]"),
+        (jnp.array([True, False]), r"bool\[2\]"),
+        (np.array([0, 1]), r"the ndarray int64\[2\]"),
+    ],
+    ids=str,
+)
+def test_indices_that_are_no_vector_of_integers_are_refused_by_name(indices, given):
+    with pytest.raises(TypeError, match=rf"take\(\): argument 'indices' should be .*is {given}"):
+        take(jnp.arange(3), indices)
+
+
+def test_a_batch_stays_one_under_tree_map():
+    batch = jax.tree.map(lambda x: x[:1], make_batch(**make_arguments()))
+    assert isinstance(batch, Batch)
+    assert batch.advantages.tolist() == [0.0]
+
+
+def test_numpy_observations_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"'observations' should be .*the ndarray float64\[5,3\]"):
+        make_batch(**make_arguments(observations=np.zeros((T, B))))
+
+
+def test_missing_value_targets_are_named():
+    arguments = make_arguments()
+    del arguments["value_targets"]
+    with pytest.raises(TypeError, match=r"missing .*'value_targets'"):
+        make_batch(**arguments)

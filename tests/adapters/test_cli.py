@@ -1,0 +1,116 @@
+"""The command: what a newcomer types, and what is said to bad input."""
+
+import dataclasses
+import json
+
+import pytest
+
+from vernal.adapters.agents.ppo import PPOConfig
+from vernal.adapters.cli import main
+
+_SMALL = {"envs": 2, "rollout-steps": 64, "minibatch-size": 64, "epochs": 1, "steps": 256}
+SMALL = [f"--{name}={value}" for name, value in _SMALL.items()]
+
+
+@pytest.fixture
+def vernal(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder: exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        try:
+            main(words)
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        output, errors = capsys.readouterr()
+        return code, output, errors
+
+    return run
+
+
+def test_train_evaluate_watch_plot(vernal, tmp_path):
+    code, output, _ = vernal("train", "ppo", "maze-medium", *SMALL)
+    run = tmp_path / "runs" / "maze-medium" / "ppo" / "seed-0"
+    assert code == 0
+    assert "vernal watch runs/maze-medium/ppo/seed-0" in output
+    assert {p.name for p in run.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoints",
+        "curve.png",
+    }
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+
+    code, output, errors = vernal("evaluate", str(run), "--episodes", "8")
+    assert code == 0, errors
+    for word in ("greedy", "sampled", "random", "return", "solved", "shortest"):
+        assert word in output
+
+    code, output, _ = vernal("watch", str(run), "--episodes", "1", "--max-steps", "3")
+    assert code == 0
+    assert (run / "agent.gif").is_file()
+
+    code, output, _ = vernal("plot", str(run), "--output", "curves.png")
+    assert code == 0
+    assert (tmp_path / "curves.png").is_file()
+
+    code, output, _ = vernal("resume", str(run), "--steps", "384")
+    assert code == 0
+    last = (run / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["steps"] == 384
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train ppo Mase-v0", "no environment 'Mase-v0'; did you mean Maze-v0"),
+        ("train ppo Sokoban-v0", "Sokoban-v0 downloads its levels"),
+        ("train ppo maze-easy --minibatch-size 1000", "1000, which does not divide the 8192"),
+        ("train ppo maze-easy --gamma -0.5", "gamma is -0.5; give a number from 0 to 1"),
+        ("train ppo maze-easy --envs 0", "envs is 0; give at least 1"),
+        ("train ppo maze-easy --steps 0", "steps is 0; give at least 1"),
+        ("train ppo maze-easy --network resnet", "no network 'resnet'; choose one of auto"),
+        ("train ppo Snake-v1 --network blog", "network 'blog' is for mazes only"),
+        ("train dqn maze-easy", "dqn"),
+        ("trian ppo maze-easy", "trian"),
+        ("train ppo maze-easy --learnin-rate 1", "--learning-rate"),
+        ("evaluate nowhere", "nowhere is no run"),
+        ("watch nowhere", "nowhere is no run"),
+        ("plot nowhere", "nowhere is no run"),
+        ("resume nowhere", "nowhere is no run"),
+    ],
+)
+def test_bad_input_ends_in_a_sentence_and_writes_nothing(vernal, tmp_path, words, sentence):
+    code, output, errors = vernal(*words.split())
+    assert code != 0
+    assert sentence in " ".join((output + errors).replace("│", " ").split())
+    assert "Traceback" not in output + errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_folder_is_refused(vernal, tmp_path):
+    (tmp_path / "mine").mkdir()
+    code, _, errors = vernal("train", "ppo", "maze-easy", "--folder", "mine", *SMALL)
+    assert code == 1
+    assert "mine exists already" in errors
+
+
+def test_help_of_training_explains_every_setting_with_its_default(vernal):
+    code, output, _ = vernal("train", "ppo", "--help")
+    assert code == 0
+    for field in dataclasses.fields(PPOConfig):
+        name = field.name.strip("_").replace("_", "-")
+        assert f"--{name}" in output, name
+        if field.type is not bool:
+            assert f"(default: {field.default})" in output, name
+
+
+def test_envs_lists_every_environment_and_why_one_does_not_work(vernal):
+    code, output, _ = vernal("envs")
+    assert code == 0
+    assert "maze-medium" in output
+    assert "Connector-v3" in output
+    (line,) = [line for line in output.splitlines() if "Sokoban" in line and "│" in line][:1]
+    assert "no: " in line
