@@ -112,7 +112,7 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         The codec.
 
     Raises:
-        ValueError: the action spec is of none of the four kinds.
+        ValueError: the action spec is of none of the four kinds, or the mask does not fit it.
 
     Example:
         >>> import jumanji
@@ -129,12 +129,14 @@ def make_action_codec(environment: Environment) -> ActionCodec:
     # Discrete and multi-discrete specs are bounded ones too: from the narrow to the wide.
     if isinstance(spec, specs.DiscreteArray):
         count = int(spec.num_values)
+        _require_mask(mask_shape, (count,))
         return ActionCodec("categorical", (count,), (count,), (), spec.dtype)
     if isinstance(spec, specs.MultiDiscreteArray):
         choices = tuple(int(n) for n in np.asarray(spec.num_values).ravel())
         if mask_shape == choices:
             return ActionCodec("joint", (math.prod(choices),), choices, spec.shape, spec.dtype)
         heads = (len(choices), max(choices))
+        _require_mask(mask_shape, heads, choices)
         return ActionCodec("factorised", heads, choices, spec.shape, spec.dtype)
     if isinstance(spec, specs.BoundedArray):
         size = math.prod(spec.shape)
@@ -142,7 +144,7 @@ def make_action_codec(environment: Environment) -> ActionCodec:
             low, high = (np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum))
             if np.all(np.isfinite(low)) and np.all(np.isfinite(high)):
                 return ActionCodec("normal", (2, size), (), spec.shape, spec.dtype, low, high)
-        elif mask_shape is not None and mask_shape[:-1] == tuple(spec.shape):
+        elif mask_shape is not None and mask_shape[:-1] == spec.shape and not np.any(spec.minimum):
             # The mask says how many values there are: a bound may say one too many (MultiCVRP).
             choices = (mask_shape[-1],) * size
             return ActionCodec("factorised", (size, choices[0]), choices, spec.shape, spec.dtype)
@@ -150,3 +152,11 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         f"the action spec {spec} cannot be served: wanted a discrete or multi-discrete action, "
         "bounded integers with a mask per component, or floats with finite bounds."
     )
+
+
+def _require_mask(shape: tuple[int, ...] | None, *wanted: tuple[int, ...]) -> None:
+    if shape is not None and shape not in wanted:
+        raise ValueError(
+            f"the action mask has shape {shape}, which does not fit the action spec: wanted "
+            f"{' or '.join(map(str, wanted))}."
+        )

@@ -107,7 +107,9 @@ def make_medium_maze() -> Maze:
     return Maze(FixedWallsGenerator(walls, starts, goals))
 
 
-def shortest_path_length(walls: np.ndarray, start: Sequence[int], goal: Sequence[int]) -> float:
+def shortest_path_length(
+    walls: np.ndarray, start: Sequence[int], goal: Sequence[int]
+) -> int | float:
     """Number of steps from start to goal, by breadth-first search.
 
     Args:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
 
 from ._checks import checked
+from ._ratios import importance_ratios
 
 
 @checked
@@ -260,7 +261,7 @@ def vtrace(
         >>> on_policy.targets.tolist()
         [2.0, 1.0]
     """
-    ratios = jnp.exp(log_ratios)
+    ratios = importance_ratios(log_ratios)
     lambda_ = _like(rewards, lambda_)
     traces = lambda_ * jnp.minimum(_like(rewards, c_clip), ratios)
     deltas = rewards + discounts * next_values - values

@@ -1,12 +1,12 @@
 """Losses: pure functions of arrays. Networks, optimisers and rollouts stay outside."""
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, ScalarLike
 
 from ._checks import checked
+from ._ratios import importance_ratios
 
 
 class PPOLossParts(NamedTuple):
@@ -87,9 +87,7 @@ def ppo_loss(
         1.0
     """
     log_ratios = log_probs - old_log_probs
-    # Behind the clip the gradient is 0 times the ratio: NaN, were that infinite.
-    largest = math.log(jnp.finfo(log_ratios.dtype).max) - 1
-    ratios = jnp.exp(jnp.minimum(log_ratios, largest))
+    ratios = importance_ratios(log_ratios)
     clipped = jnp.clip(ratios, 1 - clip_epsilon, 1 + clip_epsilon)
     policy = -jnp.mean(jnp.minimum(ratios * advantages, clipped * advantages))
     value = value_loss(values, value_targets, old_values, clip_epsilon=value_clip_epsilon)

@@ -72,7 +72,14 @@ class Node(NamedTuple):
 
 
 class ModelStep(NamedTuple):
-    """One edge of the tree, with the field names of `mctx.RecurrentFnOutput`."""
+    """One edge of the tree, with the field names of `mctx.RecurrentFnOutput`.
+
+    Attributes:
+        reward: what the step paid the player who moved.
+        discount: gamma, minus gamma to another player, 0 into a terminal state.
+        prior_logits: the policy in the state arrived in, masked.
+        value: expected return for the player to move there; 0 if it is terminal.
+    """
 
     reward: Float[Array, " B"]
     discount: Float[Array, " B"]
@@ -81,7 +88,13 @@ class ModelStep(NamedTuple):
 
 
 class Root(NamedTuple):
-    """The root of a tree, with the field names of `mctx.RootFnOutput`."""
+    """The root of a tree, with the field names of `mctx.RootFnOutput`.
+
+    Attributes:
+        prior_logits: the policy, masked.
+        value: expected return for the player to move; 0 if the state is terminal.
+        embedding: the state.
+    """
 
     prior_logits: Float[Array, "B A"]
     value: Float[Array, " B"]

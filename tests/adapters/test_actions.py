@@ -175,7 +175,8 @@ def test_a_single_bounded_float_needs_no_axis():
 def test_continuous_samples_stay_within_the_bounds():
     codec = make_bounded_codec()
     policy = codec.distribution(jax.random.normal(KEY, codec.output_shape) * 3, None)
-    actions = jax.vmap(lambda key: codec.to_environment(policy.sample(key)))(jax.random.split(KEY, 200))
+    draw = jax.jit(jax.vmap(lambda key: codec.to_environment(policy.sample(key))))
+    actions = np.asarray(draw(jax.random.split(KEY, 200)))
     assert (actions >= LOW - 1e-5).all()
     assert (actions <= HIGH + 1e-5).all()
 
@@ -183,10 +184,10 @@ def test_continuous_samples_stay_within_the_bounds():
 @pytest.mark.parametrize("name", ["Snake-v1", "Minesweeper-v0", "Connector-v3", "SearchAndRescue-v0"])
 def test_a_batch_under_jit_and_vmap_equals_state_by_state(name):
     codec = make_action_codec(make_once(name))
-    outputs = jax.random.normal(KEY, (3, *codec.output_shape))
-    keys = jax.random.split(KEY, 3)
+    outputs = jax.random.normal(KEY, (2, *codec.output_shape))
+    keys = jax.random.split(KEY, 2)
     shape = codec.choices if codec.kind == "joint" else codec.output_shape
-    masks = jax.random.bernoulli(KEY, 0.7, (3, *shape))
+    masks = jax.random.bernoulli(KEY, 0.7, (2, *shape))
 
     def act(outputs, mask, key):
         policy = codec.distribution(outputs, codec.legal(observe(mask)))
@@ -194,7 +195,7 @@ def test_a_batch_under_jit_and_vmap_equals_state_by_state(name):
         return codec.to_environment(action), policy.log_prob(action), policy.entropy()
 
     together = jax.jit(jax.vmap(act))(outputs, masks, keys)
-    for n in range(3):
+    for n in range(2):
         for whole, row in zip(together, act(outputs[n], masks[n], keys[n]), strict=True):
             np.testing.assert_allclose(whole[n], row, rtol=1e-5, atol=1e-6)
 
@@ -255,6 +256,6 @@ def test_an_action_of_no_kind_is_refused_with_what_was_wanted(name):
     ],
 )
 def test_a_mask_that_fits_no_kind_is_refused_with_its_shape(spec, mask):
-    with pytest.raises(ValueError, match="mask") as error:
+    with pytest.raises(ValueError, match="mask has shape .* does not fit the action") as error:
         make_action_codec(SpecsOnly(spec, with_mask(mask)))
     assert str(mask) in str(error.value)

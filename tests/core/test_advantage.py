@@ -679,3 +679,14 @@ def test_jit_and_vmap_of_normalise_treat_each_row_alone():
 def test_normalise_refuses_a_mask_of_another_shape_by_name():
     with pytest.raises(TypeError, match=r"normalise\(\): argument 'where' .* but is bool\[2\]"):
         normalise(jnp.ones(3), jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize("log_ratio", [50.0, 100.0, 1e4])
+def test_vtrace_gradient_is_finite_where_a_ratio_would_overflow(log_ratio):
+    one, no = jnp.ones(3), jnp.zeros(3, bool)
+
+    def total(log_ratios):
+        return jnp.sum(vtrace(one, one, 0 * one, 0 * one, no, log_ratios).advantages)
+
+    gradient = jax.grad(total)(log_ratio * one)
+    assert gradient.tolist() == [0.0, 0.0, 0.0]

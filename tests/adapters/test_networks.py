@@ -1,0 +1,404 @@
+"""Networks: how observations are read, what the layers compute, and what the heads give."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jumanji import specs
+from jumanji.environments import Maze
+from jumanji.environments.routing.maze.generator import RandomGenerator
+from jumanji.environments.routing.maze.types import Observation as MazeObservation
+from jumanji.environments.routing.maze.types import Position
+
+from vernal.adapters.actions import make_action_codec
+from vernal.adapters.evaluation import instance_keys, play
+from vernal.adapters.mazes import FixedWallsGenerator, shortest_path_length
+from vernal.adapters.networks import (
+    NETWORKS,
+    BlogMazeNetwork,
+    Cell,
+    GridConv,
+    Heads,
+    Leaf,
+    PlanningMazeNetwork,
+    SpecNetwork,
+    make_spec_network,
+    maze_planes,
+    orthogonal_linear,
+    read_layout,
+)
+
+from .environments_for_tests import OFFLINE, CountingEnvironment, SpecsOnly, make_once
+
+KEY = jax.random.key(0)
+MAZE = make_once("Maze-v0")
+
+
+def convolve(conv, grid):
+    """The same window by JAX's own convolution."""
+    kernel = conv.linear.weight.T.reshape(conv.size, conv.size, grid.shape[-1], -1)
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    out = jax.lax.conv_general_dilated(
+        grid[None], kernel, (1, 1), "VALID", dimension_numbers=dimensions
+    )[0]
+    return out + jnp.broadcast_to(conv.linear.bias, out.shape)
+
+
+grids = pytest.mark.parametrize(
+    ("shape", "size"), [((10, 10, 3), 3), ((3, 5, 1), 3), ((4, 6, 2), 2), ((2, 3, 4), 1)]
+)
+
+
+@grids
+def test_grid_conv_equals_jax_convolution(shape, size):
+    conv, grid = GridConv(shape[-1], 5, size, key=KEY), jax.random.normal(KEY, shape)
+    np.testing.assert_allclose(conv(grid), convolve(conv, grid), rtol=1e-5, atol=1e-5)
+
+
+@grids
+def test_gradient_of_grid_conv_equals_that_of_jax_convolution(shape, size):
+    conv, grid = GridConv(shape[-1], 5, size, key=KEY), jax.random.normal(KEY, shape)
+
+    def gradient(apply):
+        return eqx.filter_grad(lambda args: jnp.sum(jnp.sin(apply(*args))))((conv, grid))
+
+    expected = gradient(convolve)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        gradient(lambda conv, grid: conv(grid)),
+        expected,
+    )
+
+
+@pytest.mark.parametrize(("in_size", "out_size"), [(8, 3), (5, 5), (3, 8)])
+def test_orthogonal_linear_has_orthogonal_weights_of_the_given_scale(in_size, out_size):
+    weight = np.asarray(orthogonal_linear(in_size, out_size, 0.5, key=KEY).weight)
+    assert weight.shape == (out_size, in_size)
+    gram = weight @ weight.T if out_size <= in_size else weight.T @ weight
+    np.testing.assert_allclose(gram, 0.25 * np.eye(min(in_size, out_size)), atol=1e-6)
+
+
+def test_orthogonal_linear_with_a_scalar_output_has_a_row_of_the_given_length():
+    layer = orthogonal_linear(8, "scalar", 0.01, key=KEY)
+    assert layer(jnp.ones(8)).shape == ()
+    assert np.linalg.norm(layer.weight) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("out_size", [3, "scalar"])
+def test_orthogonal_linear_has_zero_biases(out_size):
+    layer = orthogonal_linear(8, out_size, 0.01, key=KEY)
+    assert layer.bias is not None
+    assert not layer.bias.any()
+
+
+def test_heads_are_nearly_uniform_and_nearly_0_at_first():
+    outputs, value = Heads(64, (3, 4), key=KEY)(jax.random.normal(KEY, (64,)))
+    assert outputs.shape == (3, 4)
+    assert jnp.abs(outputs).max() < 0.05
+    assert jnp.abs(value) < 0.05
+
+
+def names(parts):
+    return [".".join(part.path) for part in parts]
+
+
+def test_layout_of_a_maze_sets_both_cells_on_the_grid_of_its_walls():
+    layout = read_layout(MAZE)
+    ((size, (walls, *cells)),) = layout.grids
+    assert size == (10, 10)
+    assert isinstance(walls, Leaf)
+    assert walls.path == ("walls",)
+    found = [names(cell) for cell in cells if isinstance(cell, Cell)]
+    assert found == [
+        ["agent_position.row", "agent_position.col"],
+        ["target_position.row", "target_position.col"],
+    ]
+    assert names(layout.vectors) == ["step_count"]
+
+
+@pytest.mark.parametrize(
+    ("name", "grid_names", "vector_names"),
+    [
+        ("Snake-v1", {(12, 12): ["grid"]}, ["step_count"]),
+        ("Connector-v3", {(10, 10): ["grid"]}, ["step_count"]),
+        ("SlidingTilePuzzle-v0", {(5, 5): ["puzzle"]}, ["empty_tile_position", "step_count"]),
+        ("RubiksCube-v0", {(6, 3): ["cube"]}, ["step_count"]),
+        ("Tetris-v0", {(10, 10): ["grid"], (4, 4): ["tetromino"]}, ["step_count"]),
+        ("Knapsack-v1", {}, ["weights", "values", "packed_items"]),
+    ],
+)
+def test_layout_tells_grids_from_vectors(name, grid_names, vector_names):
+    layout = read_layout(make_once(name))
+    assert {size: names(parts) for size, parts in layout.grids} == grid_names
+    assert names(layout.vectors) == vector_names
+
+
+class Seen(dict):
+    """An observation whose parts are read as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+def observing(**parts):
+    return SpecsOnly(
+        lambda: specs.DiscreteArray(2), lambda: specs.Spec(Seen, "SeenSpec", **parts)
+    )
+
+
+def bounded(low, high, dtype=jnp.int32, shape=()):
+    return specs.BoundedArray(shape, dtype, low, high)
+
+
+def test_a_cell_of_another_grids_size_is_a_vector():
+    layout = read_layout(
+        observing(grid=specs.Array((5, 6), float), row=bounded(0, 4), col=bounded(0, 6))
+    )
+    assert names(layout.vectors) == ["row", "col"]
+
+
+def test_a_row_without_its_column_is_a_vector():
+    layout = read_layout(observing(grid=specs.Array((5, 6), float), row=bounded(0, 4)))
+    assert names(layout.vectors) == ["row"]
+
+
+def test_an_observation_that_is_one_array_is_read():
+    environment = SpecsOnly(lambda: specs.DiscreteArray(2), lambda: bounded(0.0, 2.0, float, (2,)))
+    _, vector = read_layout(environment).see(jnp.array([0.0, 1.5]))
+    assert vector.tolist() == [-1.0, 0.5]
+
+
+def see_one(spec, values):
+    layout = read_layout(observing(leaf=spec))
+    return layout.see(Seen(leaf=jnp.asarray(values, spec.dtype)))[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        (bounded(0, 3), 2, [0, 0, 1, 0]),
+        (bounded(-1, 1, jnp.int8, (2,)), [-1, 1], [1, 0, 0, 0, 0, 1]),
+        (bounded(1, 32), 32, [0] * 31 + [1]),
+    ],
+)
+def test_integers_of_up_to_32_values_are_one_hot(spec, values, expected):
+    assert see_one(spec, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        (bounded(0, 32, shape=(3,)), [0, 16, 32], [-1, 0, 1]),
+        (bounded(-2.0, 6.0, float, (3,)), [-2, 0, 6], [-1, -0.5, 1]),
+        (bounded(jnp.array([0.0, 2.0]), jnp.array([4.0, 8.0]), float, (2,)), [0, 8], [-1, 1]),
+        (bounded(3.0, 3.0, float), 3, [0]),
+    ],
+)
+def test_other_bounded_numbers_are_scaled_to_minus_1_to_1(spec, values, expected):
+    assert see_one(spec, values) == expected
+
+
+@pytest.mark.parametrize(
+    "spec", [specs.Array((3,), float), bounded(-jnp.inf, 9.0, float, (3,)), specs.Array((3,), jnp.int32)]
+)
+def test_unbounded_numbers_are_log_scaled_with_their_sign(spec):
+    expected = [-np.log(1 + 7), 0, np.log(1 + 5)]
+    np.testing.assert_allclose(see_one(spec, [-7, 0, 5]), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [specs.Array((2,), bool), bounded(False, True, bool, (2,))])
+def test_booleans_are_0_and_1(spec):
+    assert see_one(spec, [True, False]) == [1, 0]
+
+
+def test_a_cell_is_a_plane_with_one_1():
+    layout = read_layout(
+        observing(grid=specs.Array((3, 4), bool), row=bounded(0, 2), col=bounded(0, 3))
+    )
+    seen = Seen(grid=jnp.zeros((3, 4), bool), row=jnp.array(2), col=jnp.array(1))
+    (planes,), vector = layout.see(seen)
+    assert vector.shape == (0,)
+    assert np.argwhere(planes).tolist() == [[2, 1, 1]]
+
+
+def test_all_planes_of_a_size_lie_side_by_side():
+    layout = read_layout(observing(a=bounded(0, 2, shape=(3, 4)), b=specs.Array((3, 4, 2), float)))
+    (planes,), _ = layout.see(Seen(a=jnp.ones((3, 4), int), b=jnp.zeros((3, 4, 2))))
+    assert planes.shape == (3, 4, 3 + 2)
+    np.testing.assert_array_equal(planes[..., 1], np.ones((3, 4)))
+
+
+def test_a_leaf_that_no_encoder_reads_is_refused_by_name():
+    environment = observing(inner=specs.Spec(Seen, "Inner", secret=specs.Array((), KEY.dtype)))
+    with pytest.raises(ValueError, match="leaf 'inner.secret' has dtype key.*; give a network of"):
+        read_layout(environment)
+
+
+def test_an_observation_with_nothing_but_a_mask_is_refused():
+    with pytest.raises(ValueError, match="no leaf to read besides the action mask"):
+        read_layout(observing(action_mask=bounded(False, True, bool, (2,))))
+
+
+def test_a_spec_network_for_an_action_of_no_kind_is_refused_at_once():
+    environment = SpecsOnly(lambda: specs.Array((2,), float))
+    with pytest.raises(ValueError, match="action spec .* cannot be served"):
+        make_spec_network(environment)
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_spec_network_gives_the_codecs_outputs_and_one_value(name):
+    environment = make_once(name)
+
+    def run(key):
+        _, timestep = environment.reset(key)
+        return make_spec_network(environment)(key)(timestep.observation)  # pyright: ignore[reportCallIssue]
+
+    with jax.numpy_rank_promotion("allow"):  # inside some of Jumanji's environments
+        outputs, value = jax.eval_shape(run, KEY)
+    assert outputs.shape == make_action_codec(environment).output_shape
+    assert value.shape == ()
+
+
+def batch_of_mazes(count):
+    _, timesteps = jax.jit(jax.vmap(MAZE.reset))(jax.random.split(KEY, count))
+    return timesteps.observation
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_batch_under_jit_and_vmap_equals_state_by_state(name):
+    network, observations = NETWORKS[name](MAZE)(KEY), batch_of_mazes(2)
+    together = eqx.filter_jit(eqx.filter_vmap(network, in_axes=(0,)))(observations)
+    for n in range(2):
+        row = jax.tree.map(lambda x: x[n], observations)  # noqa: B023
+        for whole, part in zip(together, network(row), strict=True):  # pyright: ignore[reportCallIssue]
+            np.testing.assert_allclose(whole[n], part, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradient_reaches_every_weight_and_is_finite(name):
+    network, observations = NETWORKS[name](MAZE)(KEY), batch_of_mazes(8)
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(network):
+        outputs, values = jax.vmap(network)(observations)
+        return jnp.sum(outputs**2) + jnp.sum((values - 1) ** 2)
+
+    for leaf in jax.tree.leaves(gradient(network)):
+        assert jnp.isfinite(leaf).all()
+        assert (leaf != 0).any()
+
+
+def test_the_same_key_gives_the_same_spec_network():
+    one, other = (SpecNetwork(CountingEnvironment(), key=KEY) for _ in range(2))
+    assert eqx.tree_equal(one, other)
+
+
+def test_the_blogs_network_has_the_sizes_of_the_post():
+    network = BlogMazeNetwork(key=KEY)
+    shapes = [x.shape for x in jax.tree.leaves(eqx.filter(network, eqx.is_array))]
+    assert shapes == [(1, 27), (1,), (64, 64), (64,), (4, 64), (4,), (1, 64), (1,)]
+
+
+def test_maze_planes_are_walls_agent_and_target():
+    walls = np.zeros((10, 10), bool)
+    walls[4, 5] = walls[0, 9] = True
+    row, col, up, left = map(jnp.asarray, (3, 7, 9, 0))
+    observation = MazeObservation(
+        agent_position=Position(row, col),
+        target_position=Position(up, left),
+        walls=jnp.asarray(walls),
+        step_count=jnp.asarray(0),
+        action_mask=jnp.ones(4, bool),
+    )
+    planes = maze_planes(observation)
+    np.testing.assert_array_equal(planes[..., 0], walls)
+    assert np.argwhere(planes[..., 1]).tolist() == [[3, 7]]
+    assert np.argwhere(planes[..., 2]).tolist() == [[9, 0]]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+SHARE = sigmoid(3.0)
+
+
+def make_planner(plan_steps=99):
+    """Weights by hand: a goal is worth 1, an open cell passes on `SHARE`, a wall nothing.
+
+    The policy prefers the move to the best neighbour, and the value is the worth at the agent.
+    """
+    network = PlanningMazeNetwork(key=KEY, channels=1, width=5, plan_steps=plan_steps)
+    hidden = np.zeros((5, 6))
+    hidden[range(5), range(5)] = 1  # the steps to the four neighbours, then the worth here
+    policy, value = 100 * np.eye(4, 5), np.eye(1, 5, 4)
+    weights = {
+        "worth": ([[0.0, 0, 60]], [-30.0]),
+        "share": ([[-40.0, 0, 0]], [3.0]),
+        "hidden": (hidden, [5.0] * 4 + [0.0]),
+        "policy": (policy, [0.0] * 4),
+        "value": (value, [0.0]),
+    }
+
+    def parts(network):
+        layers = {name: getattr(network, name) for name in ("worth", "share", "hidden")}
+        layers |= {name: getattr(network.heads, name) for name in ("policy", "value")}
+        return [part for name in weights for part in (layers[name].weight, layers[name].bias)]
+
+    arrays = [jnp.asarray(x, jnp.float32) for pair in weights.values() for x in pair]
+    return eqx.tree_at(parts, network, arrays)
+
+
+@functools.cache
+def begin_mazes(count):
+    """Shortest ways of the instances that `play` meets, and their first observations."""
+    states, timesteps = jax.jit(jax.vmap(MAZE.reset))(instance_keys(KEY, count))
+    cells = np.stack([*states.agent_position, *states.target_position], axis=1)
+    distances = [
+        shortest_path_length(walls, cell[:2], cell[2:])
+        for walls, cell in zip(np.asarray(states.walls), cells, strict=True)
+    ]
+    return np.array(distances), timesteps.observation
+
+
+def test_planned_value_is_the_share_to_the_power_of_the_distance():
+    distances, observations = begin_mazes(12)
+    _, values = jax.jit(jax.vmap(make_planner()))(observations)
+    np.testing.assert_allclose(values, SHARE**distances, rtol=1e-3)
+
+
+def test_planned_greedy_moves_walk_the_shortest_way():
+    codec, planner = make_action_codec(MAZE), make_planner()
+
+    def act(key, observation):
+        del key
+        outputs, _ = planner(observation)
+        return codec.distribution(outputs, codec.legal(observation)).mode()
+
+    distances, _ = begin_mazes(12)
+    outcome = jax.jit(lambda: play(MAZE, act, KEY, episodes=12))()
+    np.testing.assert_array_equal(outcome.lengths, distances)
+    assert (outcome.returns == 1).all()
+    assert max(distances) > 10
+
+
+def test_a_goal_beyond_the_planned_steps_is_not_seen():
+    walls = np.ones((10, 10), bool)
+    walls[0] = False
+    corridor = Maze(FixedWallsGenerator(walls, [(0, 0)], [(0, 9)]))
+    _, timestep = corridor.reset(KEY)
+    assert make_planner(plan_steps=8)(timestep.observation)[1] < 1e-6
+    assert make_planner(plan_steps=9)(timestep.observation)[1] == pytest.approx(SHARE**9, rel=1e-4)
+
+
+SMALL_MAZE = Maze(RandomGenerator(5, 5))
+
+
+@pytest.mark.parametrize("network", ["blog", "planning"])
+@pytest.mark.parametrize("environment", [make_once("Snake-v1"), SMALL_MAZE], ids=["snake", "5x5"])
+def test_networks_for_mazes_refuse_other_environments(network, environment):
+    with pytest.raises(ValueError, match=f"'{network}' is for mazes of 10 x 10 cells only; use"):
+        NETWORKS[network](environment)
