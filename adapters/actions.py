@@ -144,7 +144,7 @@ def make_action_codec(environment: Environment) -> ActionCodec:
             low, high = (np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum))
             if np.all(np.isfinite(low)) and np.all(np.isfinite(high)):
                 return ActionCodec("normal", (2, size), (), spec.shape, spec.dtype, low, high)
-        elif mask_shape is not None and mask_shape[:-1] == spec.shape and not np.any(spec.minimum):
+        elif mask_shape and mask_shape[:-1] == spec.shape and not np.asarray(spec.minimum).any():
             # The mask says how many values there are: a bound may say one too many (MultiCVRP).
             choices = (mask_shape[-1],) * size
             return ActionCodec("factorised", (size, choices[0]), choices, spec.shape, spec.dtype)

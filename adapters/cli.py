@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, TypeError, OSError) as error:
         print(f"vernal: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        print(f"vernal: {interrupt}" if interrupt.args else "vernal: stopped.", file=sys.stderr)
         sys.exit(130)
 
 

@@ -54,7 +54,7 @@ def read_specs(environment: Environment) -> tuple[Any, Any]:
 
     Example:
         >>> import jumanji
-        >>> read_specs(jumanji.make("Snake-v1"))[1].num_values.item()
+        >>> read_specs(jumanji.make("Snake-v1"))[1].num_values
         4
     """
     with jax.ensure_compile_time_eval():

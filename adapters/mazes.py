@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def make_medium_maze() -> Maze:
 
 
 def shortest_path_length(
-    walls: np.ndarray, start: Sequence[int], goal: Sequence[int]
+    walls: np.ndarray, start: Sequence[SupportsIndex], goal: Sequence[SupportsIndex]
 ) -> int | float:
     """Number of steps from start to goal, by breadth-first search.
 

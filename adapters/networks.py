@@ -175,8 +175,8 @@ class Leaf(NamedTuple):
     high: float | None
 
     def read(self, observation: Any) -> Array:
-        """The array itself."""
-        return functools.reduce(getattr, self.path, observation)
+        """The array itself; outside of `jit`, Jumanji leaves some numbers as Python's own."""
+        return jnp.asarray(functools.reduce(getattr, self.path, observation))
 
     def encode(self, observation: Any) -> Float[Array, "..."]:
         """As floats of order 1, in one more axis: small integers one-hot, others scaled."""
@@ -506,6 +506,7 @@ def make_spec_network(environment: Environment) -> NetworkFactory:
         (4,)
     """
     read_layout(environment)
+    make_action_codec(environment)
     return lambda key: SpecNetwork(environment, key=key)
 
 

@@ -110,6 +110,17 @@ def test_the_gradient_stops_at_the_clip(drawn, epsilon):
     assert_near(policy_gradient(log_ratios, zeros, advantages, epsilon), wanted)
 
 
+@given(alike(SHAPES, lambda shape: floats(shape, 1, 1e4), some), CLIPS)
+def test_no_ratio_is_too_far_off(drawn, epsilon):
+    """However far a good action got likelier, or a bad one unlikelier, the gradient is 0."""
+    distances, advantages = drawn
+    log_ratios = np.copysign(distances, advantages)
+    zeros = np.zeros_like(distances)
+    assert np.isfinite(policy_loss(log_ratios, advantages, epsilon))
+    gradient = policy_gradient(log_ratios, zeros, advantages, epsilon)
+    np.testing.assert_array_equal(gradient, zeros)
+
+
 @given(BATCHES, CLIPS, WEIGHTS, WEIGHTS)
 def test_the_loss_is_the_weighted_sum_of_its_parts(drawn, epsilon, value_weight, entropy_weight):
     """Policy loss, plus weighted value loss, less weighted mean entropy, is all there is."""

@@ -183,7 +183,9 @@ def make_ppo(
         params = eqx.filter(make_network(network_key), eqx.is_array)
         return PPOState(
             params=params,
-            optimiser=make_optimiser(hyperparameters).init(params),
+            optimiser=make_optimiser(hyperparameters).init(
+                eqx.filter(params, eqx.is_inexact_array)
+            ),
             envs=envs.init(envs_key),
             key=key,
             iteration=jnp.zeros((), jnp.int32),
@@ -362,7 +364,7 @@ def make_optimiser(hyperparameters: PPOHyperparameters) -> optax.GradientTransfo
         optax.clip_by_global_norm(jnp.asarray(hyperparameters.max_grad_norm)),
         optax.adam(
             jnp.asarray(hyperparameters.learning_rate),
-            eps=jnp.asarray(hyperparameters.adam_epsilon),  # pyright: ignore[reportArgumentType]
+            eps=jnp.asarray(hyperparameters.adam_epsilon),
         ),
     )
 

@@ -61,9 +61,19 @@ class RunFolder:
             raise ValueError(f"{self.config_path} is damaged: {error}.") from None
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add a line; it is on disk when this returns."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        """Add a line; it is in the file when this returns.
+
+        Raises:
+            OSError: it could not be written; the lines before it are whole.
+        """
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise OSError(
+                f"{self.metrics_path} could not be written ({error.strerror}); what was written "
+                f"before is whole. Make room, then go on with `vernal resume {self.path}`."
+            ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines; one that was cut short by a crash is left out."""

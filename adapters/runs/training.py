@@ -126,6 +126,7 @@ def start(config: RunConfig, path: Path | None, report: Callable[[Progress], Non
     Raises:
         ValueError: the folder exists, or the configuration does not fit.
         OSError: something could not be written; what was written before is whole.
+        KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
     """
     _, agent = build(config)
     folder = create_run_folder(default_folder(config) if path is None else path)
@@ -150,11 +151,18 @@ def resume(
         The run's folder.
 
     Raises:
-        ValueError: this is no run, or its checkpoint does not fit.
+        ValueError: this is no run, its checkpoint does not fit, or it has come so far already.
         OSError: something could not be written; what was written before is whole.
+        KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
     """
     config, _, agent, state = load(folder)
     config = dataclasses.replace(config, steps=config.steps if steps is None else steps)
+    done = int(state.iteration) * agent.steps_per_iteration
+    if done >= config.steps:
+        raise ValueError(
+            f"{folder.path} has taken {done:,} steps already, and {config.steps:,} are asked for; "
+            "ask for more with --steps."
+        )
     folder.cut_metrics(int(state.iteration))
     _train(config, agent, state, folder, report)
     return folder
@@ -218,12 +226,15 @@ def _train(
                 if is_last or now - saved > save_every_seconds:
                     checkpoints.save(iteration, state, score)
                     saved = time.monotonic()
+                if is_last and any(row["episodes"] for row in folder.read_metrics()):
+                    draw_curve([folder], folder.curve_path)
                 if interrupted.is_set():
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(
+                        f"stopped after iteration {iteration}, whose state is saved; "
+                        f"`vernal resume {folder.path}` goes on."
+                    )
     finally:
         checkpoints.close()
-        if any(row["episodes"] for row in folder.read_metrics()):
-            draw_curve([folder], folder.curve_path)
 
 
 def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:

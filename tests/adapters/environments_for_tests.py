@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jumanji import specs
 from jumanji.types import TimeStep, restart, termination, transition, truncation
 
+from vernal.adapters.environments import read_specs
 from vernal.adapters.registry import environment_names, make_environment
 
 OFFLINE = [name for name in environment_names() if name != "Sokoban-v0"]
@@ -49,6 +50,7 @@ class CountingEnvironment:
         self.max_length = max_length
         self.terminal_share = terminal_share
         self.on_reset = on_reset
+        read_specs(self)  # at once, as Jumanji's environments do
 
     @functools.cached_property
     def observation_spec(self):

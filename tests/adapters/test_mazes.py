@@ -71,7 +71,9 @@ def test_all_nine_pairs_are_drawn_about_equally():
 
 @pytest.mark.parametrize(("start", "goal"), PAIRS)
 def test_every_pair_is_connected(start, goal):
-    assert np.isfinite(all_distances(MEDIUM_WALLS)[10 * start[0] + start[1], 10 * goal[0] + goal[1]])
+    assert np.isfinite(
+        all_distances(MEDIUM_WALLS)[10 * start[0] + start[1], 10 * goal[0] + goal[1]]
+    )
 
 
 def test_easy_maze_goes_from_corner_to_corner_without_walls():
@@ -141,7 +143,9 @@ def test_a_goal_in_a_wall_is_refused_by_name_and_place():
         FixedWallsGenerator(WALLS, [(0, 0)], [(1, 1), (0, 1)])
 
 
-@pytest.mark.parametrize(("starts", "goals", "name"), [([], [(0, 0)], "start"), ([(0, 0)], [], "goal")])
+@pytest.mark.parametrize(
+    ("starts", "goals", "name"), [([], [(0, 0)], "start"), ([(0, 0)], [], "goal")]
+)
 def test_an_empty_list_is_refused_by_name(starts, goals, name):
     with pytest.raises(ValueError, match=f"at least one {name}; got none"):
         FixedWallsGenerator(WALLS, starts, goals)

@@ -1,6 +1,7 @@
 """Networks: how observations are read, what the layers compute, and what the heads give."""
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -31,7 +32,7 @@ from vernal.adapters.networks import (
     read_layout,
 )
 
-from .environments_for_tests import OFFLINE, CountingEnvironment, SpecsOnly, make_once
+from .environments_for_tests import OFFLINE, SpecsOnly, make_once
 
 KEY = jax.random.key(0)
 MAZE = make_once("Maze-v0")
@@ -39,23 +40,24 @@ MAZE = make_once("Maze-v0")
 
 def convolve(conv, grid):
     """The same window by JAX's own convolution."""
-    kernel = conv.linear.weight.T.reshape(conv.size, conv.size, grid.shape[-1], -1)
     dimensions = ("NHWC", "HWIO", "NHWC")
     out = jax.lax.conv_general_dilated(
-        grid[None], kernel, (1, 1), "VALID", dimension_numbers=dimensions
+        grid[None], conv.weight, (1, 1), "VALID", dimension_numbers=dimensions
     )[0]
-    return out + jnp.broadcast_to(conv.linear.bias, out.shape)
+    return out + jnp.broadcast_to(conv.bias, out.shape)
 
 
 grids = pytest.mark.parametrize(
-    ("shape", "size"), [((10, 10, 3), 3), ((3, 5, 1), 3), ((4, 6, 2), 2), ((2, 3, 4), 1)]
+    ("shape", "size"),
+    [((10, 10, 3), 3), ((3, 5, 1), 3), ((4, 6, 2), 2), ((5, 20, 2), 3), ((2, 3, 4), 1)],
 )
 
 
 @grids
 def test_grid_conv_equals_jax_convolution(shape, size):
     conv, grid = GridConv(shape[-1], 5, size, key=KEY), jax.random.normal(KEY, shape)
-    np.testing.assert_allclose(conv(grid), convolve(conv, grid), rtol=1e-5, atol=1e-5)
+    both = jax.jit(lambda grid: (conv(grid), convolve(conv, grid)))(grid)
+    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-5)
 
 
 @grids
@@ -63,7 +65,7 @@ def test_gradient_of_grid_conv_equals_that_of_jax_convolution(shape, size):
     conv, grid = GridConv(shape[-1], 5, size, key=KEY), jax.random.normal(KEY, shape)
 
     def gradient(apply):
-        return eqx.filter_grad(lambda args: jnp.sum(jnp.sin(apply(*args))))((conv, grid))
+        return jax.jit(jax.grad(lambda args: jnp.sum(jnp.sin(apply(*args)))))((conv, grid))
 
     expected = gradient(convolve)
     jax.tree.map(
@@ -95,7 +97,8 @@ def test_orthogonal_linear_has_zero_biases(out_size):
 
 
 def test_heads_are_nearly_uniform_and_nearly_0_at_first():
-    outputs, value = Heads(64, (3, 4), key=KEY)(jax.random.normal(KEY, (64,)))
+    run = jax.jit(lambda key: Heads(64, (3, 4), key=key)(jax.random.normal(key, (64,))))
+    outputs, value = run(KEY)
     assert outputs.shape == (3, 4)
     assert jnp.abs(outputs).max() < 0.05
     assert jnp.abs(value) < 0.05
@@ -136,16 +139,14 @@ def test_layout_tells_grids_from_vectors(name, grid_names, vector_names):
     assert names(layout.vectors) == vector_names
 
 
-class Seen(dict):
+class Seen(dict[str, Any]):
     """An observation whose parts are read as attributes."""
 
     __getattr__ = dict.__getitem__
 
 
 def observing(**parts):
-    return SpecsOnly(
-        lambda: specs.DiscreteArray(2), lambda: specs.Spec(Seen, "SeenSpec", **parts)
-    )
+    return SpecsOnly(lambda: specs.DiscreteArray(2), lambda: specs.Spec(Seen, "SeenSpec", **parts))
 
 
 def bounded(low, high, dtype=jnp.int32, shape=()):
@@ -201,7 +202,8 @@ def test_other_bounded_numbers_are_scaled_to_minus_1_to_1(spec, values, expected
 
 
 @pytest.mark.parametrize(
-    "spec", [specs.Array((3,), float), bounded(-jnp.inf, 9.0, float, (3,)), specs.Array((3,), jnp.int32)]
+    "spec",
+    [specs.Array((3,), float), bounded(-jnp.inf, 9.0, float, (3,)), specs.Array((3,), jnp.int32)],
 )
 def test_unbounded_numbers_are_log_scaled_with_their_sign(spec):
     expected = [-np.log(1 + 7), 0, np.log(1 + 5)]
@@ -232,7 +234,7 @@ def test_all_planes_of_a_size_lie_side_by_side():
 
 def test_a_leaf_that_no_encoder_reads_is_refused_by_name():
     environment = observing(inner=specs.Spec(Seen, "Inner", secret=specs.Array((), KEY.dtype)))
-    with pytest.raises(ValueError, match="leaf 'inner.secret' has dtype key.*; give a network of"):
+    with pytest.raises(ValueError, match=r"leaf 'inner.secret' has dtype key.*; give a network of"):
         read_layout(environment)
 
 
@@ -243,7 +245,7 @@ def test_an_observation_with_nothing_but_a_mask_is_refused():
 
 def test_a_spec_network_for_an_action_of_no_kind_is_refused_at_once():
     environment = SpecsOnly(lambda: specs.Array((2,), float))
-    with pytest.raises(ValueError, match="action spec .* cannot be served"):
+    with pytest.raises(ValueError, match=r"action spec .* cannot be served"):
         make_spec_network(environment)
 
 
@@ -261,24 +263,46 @@ def test_spec_network_gives_the_codecs_outputs_and_one_value(name):
     assert value.shape == ()
 
 
-def batch_of_mazes(count):
-    _, timesteps = jax.jit(jax.vmap(MAZE.reset))(jax.random.split(KEY, count))
-    return timesteps.observation
+def test_numbers_that_an_environment_left_as_pythons_own_are_read():
+    _, vector = read_layout(observing(leaf=bounded(0, 3))).see(Seen(leaf=2))
+    assert vector.tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+MAZES = 12
+
+
+@functools.cache
+def begin_mazes():
+    """Shortest ways of the instances that `play` meets, and their first observations."""
+    states, timesteps = jax.jit(jax.vmap(MAZE.reset))(instance_keys(KEY, MAZES))
+    cells = np.stack([*states.agent_position, *states.target_position], axis=1)
+    distances = [
+        shortest_path_length(walls, cell[:2], cell[2:])
+        for walls, cell in zip(np.asarray(states.walls), cells.tolist(), strict=True)
+    ]
+    return np.array(distances), timesteps.observation
+
+
+@functools.cache
+def make_network(name):
+    return NETWORKS[name](MAZE)(KEY)
+
+
+@pytest.mark.parametrize("name", ["spec", "blog", "planning"])
 def test_a_batch_under_jit_and_vmap_equals_state_by_state(name):
-    network, observations = NETWORKS[name](MAZE)(KEY), batch_of_mazes(2)
-    together = eqx.filter_jit(eqx.filter_vmap(network, in_axes=(0,)))(observations)
+    network, (_, observations) = make_network(name), begin_mazes()
+    arrays, static = eqx.partition(network, eqx.is_array)
+    alone = jax.jit(lambda arrays, observation: eqx.combine(arrays, static)(observation))
+    together = jax.jit(jax.vmap(alone, (None, 0)))(arrays, observations)
     for n in range(2):
         row = jax.tree.map(lambda x: x[n], observations)  # noqa: B023
-        for whole, part in zip(together, network(row), strict=True):  # pyright: ignore[reportCallIssue]
+        for whole, part in zip(together, alone(arrays, row), strict=True):
             np.testing.assert_allclose(whole[n], part, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["spec", "blog", "planning"])
 def test_gradient_reaches_every_weight_and_is_finite(name):
-    network, observations = NETWORKS[name](MAZE)(KEY), batch_of_mazes(8)
+    network, (_, observations) = make_network(name), begin_mazes()
 
     @eqx.filter_jit
     @eqx.filter_grad
@@ -291,15 +315,10 @@ def test_gradient_reaches_every_weight_and_is_finite(name):
         assert (leaf != 0).any()
 
 
-def test_the_same_key_gives_the_same_spec_network():
-    one, other = (SpecNetwork(CountingEnvironment(), key=KEY) for _ in range(2))
-    assert eqx.tree_equal(one, other)
-
-
 def test_the_blogs_network_has_the_sizes_of_the_post():
     network = BlogMazeNetwork(key=KEY)
     shapes = [x.shape for x in jax.tree.leaves(eqx.filter(network, eqx.is_array))]
-    assert shapes == [(1, 27), (1,), (64, 64), (64,), (4, 64), (4,), (1, 64), (1,)]
+    assert shapes == [(3, 3, 3, 1), (1,), (64, 64), (64,), (4, 64), (4,), (1, 64), (1,)]
 
 
 def test_maze_planes_are_walls_agent_and_target():
@@ -335,10 +354,10 @@ def make_planner(plan_steps=99):
     hidden = np.zeros((5, 6))
     hidden[range(5), range(5)] = 1  # the steps to the four neighbours, then the worth here
     policy, value = 100 * np.eye(4, 5), np.eye(1, 5, 4)
-    weights = {
-        "worth": ([[0.0, 0, 60]], [-30.0]),
-        "share": ([[-40.0, 0, 0]], [3.0]),
-        "hidden": (hidden, [5.0] * 4 + [0.0]),
+    weights = {  # of walls and target, ten times smaller than the logits they make
+        "worth": ([[0.0, 6.0]], [-3.0]),
+        "share": ([[-4.0, 0.0]], [0.3]),
+        "hidden": (hidden, [3.0] * 4 + [0.0]),
         "policy": (policy, [0.0] * 4),
         "value": (value, [0.0]),
     }
@@ -352,20 +371,8 @@ def make_planner(plan_steps=99):
     return eqx.tree_at(parts, network, arrays)
 
 
-@functools.cache
-def begin_mazes(count):
-    """Shortest ways of the instances that `play` meets, and their first observations."""
-    states, timesteps = jax.jit(jax.vmap(MAZE.reset))(instance_keys(KEY, count))
-    cells = np.stack([*states.agent_position, *states.target_position], axis=1)
-    distances = [
-        shortest_path_length(walls, cell[:2], cell[2:])
-        for walls, cell in zip(np.asarray(states.walls), cells, strict=True)
-    ]
-    return np.array(distances), timesteps.observation
-
-
 def test_planned_value_is_the_share_to_the_power_of_the_distance():
-    distances, observations = begin_mazes(12)
+    distances, observations = begin_mazes()
     _, values = jax.jit(jax.vmap(make_planner()))(observations)
     np.testing.assert_allclose(values, SHARE**distances, rtol=1e-3)
 
@@ -378,8 +385,8 @@ def test_planned_greedy_moves_walk_the_shortest_way():
         outputs, _ = planner(observation)
         return codec.distribution(outputs, codec.legal(observation)).mode()
 
-    distances, _ = begin_mazes(12)
-    outcome = jax.jit(lambda: play(MAZE, act, KEY, episodes=12))()
+    distances, _ = begin_mazes()
+    outcome = jax.jit(lambda: play(MAZE, act, KEY, episodes=MAZES))()
     np.testing.assert_array_equal(outcome.lengths, distances)
     assert (outcome.returns == 1).all()
     assert max(distances) > 10
@@ -389,16 +396,44 @@ def test_a_goal_beyond_the_planned_steps_is_not_seen():
     walls = np.ones((10, 10), bool)
     walls[0] = False
     corridor = Maze(FixedWallsGenerator(walls, [(0, 0)], [(0, 9)]))
-    _, timestep = corridor.reset(KEY)
-    assert make_planner(plan_steps=8)(timestep.observation)[1] < 1e-6
-    assert make_planner(plan_steps=9)(timestep.observation)[1] == pytest.approx(SHARE**9, rel=1e-4)
+
+    @jax.jit
+    def look():
+        _, timestep = corridor.reset(KEY)
+        return [make_planner(plan_steps=n)(timestep.observation)[1] for n in (8, 9)]
+
+    too_short, just_enough = look()
+    assert too_short < 1e-6
+    assert just_enough == pytest.approx(SHARE**9, rel=1e-4)
 
 
 SMALL_MAZE = Maze(RandomGenerator(5, 5))
 
 
-@pytest.mark.parametrize("network", ["blog", "planning"])
-@pytest.mark.parametrize("environment", [make_once("Snake-v1"), SMALL_MAZE], ids=["snake", "5x5"])
-def test_networks_for_mazes_refuse_other_environments(network, environment):
-    with pytest.raises(ValueError, match=f"'{network}' is for mazes of 10 x 10 cells only; use"):
+@pytest.mark.parametrize(
+    ("network", "environment", "wanted"),
+    [
+        ("blog", "Snake-v1", "mazes only"),
+        ("planning", "Snake-v1", "mazes only"),
+        ("blog", SMALL_MAZE, "mazes of 10 x 10 cells only"),
+    ],
+)
+def test_networks_for_mazes_refuse_other_environments(network, environment, wanted):
+    environment = make_once(environment) if isinstance(environment, str) else environment
+    with pytest.raises(ValueError, match=f"the network '{network}' is for {wanted}"):
         NETWORKS[network](environment)
+
+
+def test_a_planner_plans_as_many_steps_as_its_maze_asks_for():
+    network = NETWORKS["planning"](SMALL_MAZE)(KEY)
+    assert isinstance(network, PlanningMazeNetwork)
+    assert network.plan_steps == 2 * (5 + 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("Maze-v0", PlanningMazeNetwork), ("maze-medium", SpecNetwork), ("Snake-v1", SpecNetwork)],
+)
+def test_the_network_chosen_by_itself_plans_where_walls_change(name, kind):
+    network = eqx.filter_eval_shape(NETWORKS["auto"](make_once(name)), KEY)
+    assert type(network) is kind

@@ -234,6 +234,22 @@ def test_sampled_actions_are_legal():
     assert bool(timestep.observation.action_mask[actions].all())
 
 
+def test_network_may_hold_integers_that_are_not_trained():
+    class Shifted(eqx.Module):
+        inner: eqx.Module
+        shift: jax.Array
+
+        def __call__(self, observation):
+            outputs, value = self.inner(observation)  # pyright: ignore[reportCallIssue]
+            return outputs + self.shift, value
+
+    make = make_spec_network(make_once("maze-medium"))
+    agent = make_ppo(make_once("maze-medium"), lambda key: Shifted(make(key), jnp.array(3)), SMALL)
+    state = jax.jit(agent.init)(jax.random.key(0), agent.hyperparameters)
+    after, _ = jax.jit(agent.step)(state)
+    assert int(agent.network(after).shift) == 3
+
+
 def test_ppo_learns_the_easy_maze():
     environment = make_once("maze-easy")
     agent = make_ppo(environment, make_spec_network(environment))

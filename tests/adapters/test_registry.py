@@ -31,10 +31,17 @@ def test_a_jumanji_name_makes_jumanjis_environment():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("snake", "Snake-v1"), ("Snake-v0", "Snake-v1"), ("MAZE-EASY", "maze-easy"), ("Tetris", "Tetris-v0")],
+    [
+        ("snake", "Snake-v1"),
+        ("Snake-v0", "Snake-v1"),
+        ("MAZE-EASY", "maze-easy"),
+        ("Tetris", "Tetris-v0"),
+    ],
 )
 def test_an_unknown_name_offers_near_ones(name, near):
-    with pytest.raises(ValueError, match=f"there is no environment '{name}'; did you mean") as error:
+    with pytest.raises(
+        ValueError, match=f"there is no environment '{name}'; did you mean"
+    ) as error:
         make_environment(name)
     assert near in str(error.value)
     assert str(error.value).endswith("`vernal envs` lists all.")
@@ -42,7 +49,9 @@ def test_an_unknown_name_offers_near_ones(name, near):
 
 @pytest.mark.parametrize("name", ["", "xyzzy", "qqqqqqqqqqqqqqqq"])
 def test_a_name_like_no_other_offers_none(name):
-    with pytest.raises(ValueError, match=f"^there is no environment '{name}'; `vernal envs` lists all.$"):
+    with pytest.raises(
+        ValueError, match=f"^there is no environment '{name}'; `vernal envs` lists all.$"
+    ):
         make_environment(name)
 
 
@@ -52,5 +61,5 @@ def test_sokoban_is_refused_in_a_sentence_without_network_access(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    with pytest.raises(ValueError, match="Sokoban-v0 downloads its levels .* ToyGenerator"):
+    with pytest.raises(ValueError, match=r"Sokoban-v0 downloads its levels .* ToyGenerator"):
         make_environment("Sokoban-v0")

@@ -36,12 +36,14 @@ def assert_close(tree, other):
 
 
 def test_scan_over_a_module_equals_a_loop():
-    carry = (NETWORK, jnp.zeros(2), 0)
+    carry = (NETWORK, jnp.zeros(2), jnp.array(0))
     assert_close(scan(body, carry, XS), loop(carry, XS))
 
 
 def test_scan_over_no_xs_takes_length_steps():
-    (_, count), counts = scan(lambda c, _: ((c[0], c[1] + 1), c[1]), (NETWORK, 0), None, length=4)
+    (_, count), counts = scan(
+        lambda c, _: ((c[0], c[1] + 1), c[1]), (NETWORK, jnp.array(0)), None, length=4
+    )
     assert (int(count), counts.tolist()) == (4, [0, 1, 2, 3])
 
 
@@ -90,7 +92,7 @@ def test_scan_inside_scan_equals_a_loop():
     def outer(carry, xs):
         return scan(body, carry, xs)
 
-    carry = (NETWORK, jnp.zeros(2), 0)
+    carry = (NETWORK, jnp.zeros(2), jnp.array(0))
     assert_close(scan(outer, carry, XS.reshape(5, 1, 2))[0], loop(carry, XS)[0])
 
 
@@ -119,27 +121,29 @@ def test_while_loop_refuses_another_function_in_the_carry():
         return eqx.nn.Lambda(jax.nn.relu), carry[1] + 1
 
     with pytest.raises(TypeError, match=r"while_loop\(\): a step changed a static part"):
-        while_loop(lambda c: c[1] < 3, body, (eqx.nn.Lambda(jax.nn.tanh), 0))
+        while_loop(lambda c: c[1] < 3, body, (eqx.nn.Lambda(jax.nn.tanh), jnp.array(0)))
 
 
 def test_while_loop_over_a_module_equals_a_loop():
     def step(carry):
         return body(carry, XS[0])[0]
 
-    carry = (NETWORK, jnp.zeros(2), 0)
+    carry = (NETWORK, jnp.zeros(2), jnp.array(0))
     assert_close(
         while_loop(lambda c: c[2] < 4, step, carry), loop(carry, jnp.stack([XS[0]] * 4))[0]
     )
 
 
 def test_while_loop_that_never_runs_gives_the_first_carry():
-    carry = while_loop(lambda c: c[1] < 0, lambda c: (c[0], c[1] + 1), (NETWORK, 0))
-    assert_close(carry, (NETWORK, 0))
+    carry = while_loop(lambda c: c[1] < 0, lambda c: (c[0], c[1] + 1), (NETWORK, jnp.array(0)))
+    assert_close(carry, (NETWORK, jnp.array(0)))
 
 
 def test_while_loop_under_vmap_stops_row_by_row():
     def count(limit):
-        return while_loop(lambda c: c[1] < limit, lambda c: (c[0], c[1] + 1), (NETWORK, 0))[1]
+        return while_loop(
+            lambda c: c[1] < limit, lambda c: (c[0], c[1] + 1), (NETWORK, jnp.array(0))
+        )[1]
 
     assert jax.vmap(count)(jnp.array([3, 0, 7])).tolist() == [3, 0, 7]
 
@@ -218,7 +222,7 @@ def test_where_takes_rows_of_typed_keys():
 
 
 def test_where_refuses_trees_of_different_structure():
-    with pytest.raises(ValueError, match="(?i)mismatch|structure|arity"):
+    with pytest.raises(ValueError, match=r"(?i)mismatch|structure|arity"):
         where(jnp.array([True]), (jnp.ones(1), jnp.ones(1)), (jnp.ones(1),))
 
 
