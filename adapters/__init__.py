@@ -1,1 +1,1 @@
-"""Bindings of the core to Equinox, Jumanji and mctx, up to agents that train."""
+"""Bindings of the core to Equinox and Jumanji, up to agents that train."""

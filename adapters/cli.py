@@ -18,7 +18,7 @@ from .evaluation import make_random_policy, play, summarise
 from .networks import make_default_network
 from .registry import environment_names, make_environment
 from .runs import training
-from .runs.animation import animate, record_states
+from .runs.animation import animate, record_states, require_film
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
@@ -81,8 +81,9 @@ def train_ppo(
         network: `spec` is built from the environment's specs; `planning` and `blog` are for
             mazes; `auto` is `planning` where mazes change, else `spec`.
         steps: environment steps to train for, rounded up to whole iterations.
-        seed: of every random number.
-        folder: folder of the run, not there yet; runs/ENVIRONMENT/ppo/seed-SEED by default.
+        seed: whole number from which all others are drawn: the same seed, the same run.
+        folder: folder of the run, not there yet; by default runs/ENVIRONMENT/ppo/seed-SEED, or
+            the same with -2 and so on.
     """
     run = training.RunConfig("ppo", environment, network, seed, steps, config)
     with progress_line() as report:
@@ -109,7 +110,8 @@ def evaluate(
         run: folder of the run.
         episodes: how many, of each policy.
         seed: of the instances and the sampling; all policies meet the same instances.
-        best: the best checkpoint in place of the newest.
+        best: the checkpoint with the best mean return in place of the newest; one is saved
+            every 30 seconds and at the end.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1.")
@@ -151,13 +153,18 @@ def watch(
         seed: of the instances and the sampling.
         max_steps: steps after which an episode is left.
         frames_per_second: speed.
-        output: file that ends in .gif or .mp4 (which takes ffmpeg); agent.gif in the run's
-            folder by default.
+        output: file that ends in .gif or .mp4 (which takes ffmpeg); by default agent.gif in the
+            run's folder, or agent-2.gif and so on.
         sampled: whether actions are sampled; the most probable ones by default.
     """
+    counts = {"episodes": episodes, "max_steps": max_steps, "frames_per_second": frames_per_second}
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} is {count}; give at least 1.")
     folder = RunFolder(run)
-    _, environment, agent, state = training.load(folder)
     path = next_free_path(folder.path / "agent.gif") if output is None else output
+    require_film(path)
+    _, environment, agent, state = training.load(folder)
 
     def act(key: Any, observation: Any) -> Any:
         return agent.act(state, key if sampled else None, observation)
@@ -169,17 +176,18 @@ def watch(
     print(f"animation of {episodes} episodes: {path}")
 
 
-def plot(runs: Positional[list[Path]], *, output: Path = Path("curve.png")) -> None:
+def plot(runs: Positional[list[Path]], *, output: Path | None = None) -> None:
     """Draw the learning curves of several runs into one picture.
 
     Args:
         runs: folders of the runs.
-        output: picture to write.
+        output: picture to write; curve.png here by default, or curve-2.png and so on.
     """
     for run in runs:
         RunFolder(run).read_config()
-    draw_curve([RunFolder(run) for run in runs], output)
-    print(f"curves of {len(runs)} runs: {output}")
+    path = next_free_path(Path("curve.png")) if output is None else output
+    draw_curve([RunFolder(run) for run in runs], path)
+    print(f"curves of {len(runs)} runs: {path}")
 
 
 def envs() -> None:
@@ -197,5 +205,7 @@ def envs() -> None:
 
 
 def _say_where(folder: RunFolder) -> None:
-    print(f"run: {folder.path}\ncurve: {folder.curve_path}")
+    print(f"run: {folder.path}")
+    if folder.curve_path.is_file():
+        print(f"curve: {folder.curve_path}")
     print(f"next: vernal watch {folder.path}  or  vernal evaluate {folder.path}")

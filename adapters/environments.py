@@ -146,7 +146,7 @@ class VectorEnvironment:
         environment: Environment,
         num_envs: int,
         *,
-        queue_length: int = 4,
+        queue_length: int = 16,
         first_index: int = 0,
     ) -> None:
         """Describe the copies; nothing is generated yet.
@@ -260,12 +260,13 @@ class VectorEnvironment:
             return jnp.any(needed & (queue.taken == queue.generated))
 
         def generate(queue: Queue) -> Queue:
-            # All free places, those of the emptiest queues first; a batch fills B of them.
+            # All free places, those of the emptiest queues first; a batch fills a quarter of all
+            # there are: episodes made side by side are cheaper, but all of a batch wait for one.
             free = self.queue_length - (queue.generated - queue.taken)
             ahead = jnp.arange(self.queue_length)[None, :]
             is_free = ahead < free[:, None]
             urgency = jnp.where(is_free, ahead - free[:, None], 1).ravel()
-            chosen = jnp.argsort(urgency, stable=True)[: self.num_envs]
+            chosen = jnp.argsort(urgency, stable=True)[:batch_size]
             copies, place = jnp.divmod(chosen, self.queue_length)
             episodes = queue.generated[copies] + place
             states, observations = self._generate(key, copies, episodes)
@@ -283,5 +284,6 @@ class VectorEnvironment:
                 taken=queue.taken,
             )
 
+        batch_size = max(1, self.num_envs * self.queue_length // 4)
         # A loop of no turns, not a `cond`: under `vmap` a `cond` would run both branches.
         return jax.lax.while_loop(is_dry, generate, queue)

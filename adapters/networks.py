@@ -30,7 +30,7 @@ class GridConv(eqx.Module):
     """Convolution over a grid as one matrix product, without padding.
 
     On a CPU, XLA's own convolution of few channels takes two to three times as long with its
-    gradient, and far longer inside a loop (`benchmarks/convolution.py`).
+    gradient, and far longer inside a loop (https://github.com/jax-ml/jax/issues/12868).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -148,8 +148,9 @@ def orthogonal_linear(
         >>> bool(jnp.allclose(weight @ weight.T, jnp.eye(3), atol=1e-5))
         True
     """
-    layer = eqx.nn.Linear(in_size, out_size, key=key)
-    weight = jax.nn.initializers.orthogonal(scale)(key, layer.weight.shape)
+    layer_key, weight_key = jax.random.split(key)
+    layer = eqx.nn.Linear(in_size, out_size, key=layer_key)
+    weight = jax.nn.initializers.orthogonal(scale)(weight_key, layer.weight.shape)
     return eqx.tree_at(
         lambda linear: (linear.weight, linear.bias),
         layer,

@@ -40,8 +40,8 @@ def make_environment(name: str) -> Any:
     Example:
         >>> make_environment("maze-esy")
         Traceback (most recent call last):
-        ValueError: there is no environment 'maze-esy'; did you mean maze-easy? \
-`vernal envs` lists all.
+        ValueError: there is no environment 'maze-esy'; did you mean maze-easy or Maze-v0 \
+or maze-medium? `vernal envs` lists all.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()

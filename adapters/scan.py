@@ -29,7 +29,7 @@ def scan(
 
     Args:
         function: `(carry, x) -> (carry, y)`; `y` holds arrays only.
-        init: first carry, any tree with arrays and static leaves.
+        init: first carry, any tree with arrays and static leaves; Python's numbers are static.
         xs: what to walk over, along leading axes; or `None`.
         length: number of steps, where `xs` is `None`.
 
@@ -45,7 +45,7 @@ def scan(
         >>> def body(carry, x):
         ...     layer, total = carry
         ...     return (layer, total + layer(x)), total
-        >>> (_, total), _ = scan(body, (layer, 0.0), jnp.array([-1.0, 2.0]))
+        >>> (_, total), _ = scan(body, (layer, jnp.array(0.0)), jnp.array([-1.0, 2.0]))
         >>> total.item()
         2.0
     """
@@ -69,7 +69,7 @@ def while_loop(
     Args:
         condition: whether to go on.
         function: `carry -> carry`.
-        init: first carry, any tree with arrays and static leaves.
+        init: first carry, any tree with arrays and static leaves; Python's numbers are static.
 
     Returns:
         The last carry.
@@ -83,7 +83,7 @@ def while_loop(
         >>> def double(carry):
         ...     layer, x = carry
         ...     return layer, layer(2 * x)
-        >>> while_loop(lambda carry: carry[1] < 10, double, (layer, 1.0))[1].item()
+        >>> while_loop(lambda carry: carry[1] < 10, double, (layer, jax.numpy.array(1.0)))[1].item()
         16.0
     """
     arrays, static = eqx.partition(init, _is_carried)
@@ -211,8 +211,8 @@ def run_if(condition: Bool[Array, ""], function: Callable[[], _Tree], otherwise:
 
 
 def _is_carried(leaf: Any) -> bool:
-    # Python numbers become arrays, as in JAX's own loops; functions and strings do not.
-    return eqx.is_array_like(leaf)
+    # Not Python's own numbers: a module's `inference=True` is static, not data.
+    return eqx.is_array(leaf)
 
 
 def _arrays_of(where: str, carry: PyTree, static: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from ._checks import checked
@@ -121,4 +122,4 @@ def take(batch: _Tree, indices: Int[Array, " n"]) -> _Tree:
         [3, 0]
     """
     # Promising that indices are in bounds spares a clamp per leaf.
-    return jax.tree.map(lambda x: x.at[indices].get(mode="promise_in_bounds"), batch)
+    return jax.tree.map(lambda x: jnp.asarray(x).at[indices].get(mode="promise_in_bounds"), batch)

@@ -101,14 +101,14 @@ class Root(NamedTuple):
     embedding: Node
 
 
-Predict = Callable[[Any, Any], Prediction]
-Transition = Callable[[Any, PRNGKeyArray, Array, Any], ModelTransition]
+PredictFn = Callable[[Any, Any], Prediction]
+TransitionFn = Callable[[Any, PRNGKeyArray, Array, Any], ModelTransition]
 RecurrentFn = Callable[[Any, PRNGKeyArray, Array, Node], tuple[ModelStep, Node]]
 
 
 @checked
 def make_recurrent_fn(
-    predict: Predict, transition: Transition, *, gamma: ScalarLike, batched: bool = False
+    predict: PredictFn, transition: TransitionFn, *, gamma: ScalarLike, batched: bool = False
 ) -> RecurrentFn:
     """Build the function that takes a search along an edge of its tree.
 
@@ -181,7 +181,7 @@ def make_recurrent_fn(
 
 @checked
 def make_root(
-    predict: Predict,
+    predict: PredictFn,
     params: Any,
     embeddings: PyTree[Shaped[Array, "B ..."]],
     terminal: Bool[Array, " B"] | None = None,
@@ -224,7 +224,7 @@ def make_root(
     return Root(prior_logits, value, node)
 
 
-def _map_with_keys(transition: Transition) -> Transition:
+def _map_with_keys(transition: TransitionFn) -> TransitionFn:
     def rows(params: Any, key: PRNGKeyArray, actions: Array, embeddings: Any) -> ModelTransition:
         keys = jax.random.split(key, actions.shape[0])
         return jax.vmap(transition, in_axes=(None, 0, 0, 0))(params, keys, actions, embeddings)

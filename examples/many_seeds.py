@@ -28,6 +28,7 @@ def main(iterations: int = 10) -> None:
     for _ in range(iterations - 1):
         state, _ = step(state)
     _, metrics = step(state)
+    # In the last iteration every agent ends some episodes; if one did not, it is NaN here.
     means = metrics.episodes.returns / metrics.episodes.ended
     for rate, row in zip(rates, means, strict=True):
         print(f"learning rate {rate:.0e}: mean returns {row.round(2).tolist()}")

@@ -5,7 +5,6 @@ python examples/own_network.py
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jumanji
 from jaxtyping import Array, PRNGKeyArray
 from jumanji.environments.logic.game_2048.types import Observation
@@ -43,8 +42,9 @@ def main(iterations: int = 20) -> None:
     for iteration in range(1, iterations + 1):
         state, metrics = step(state)
         games = metrics.episodes
-        mean = float(games.returns / jnp.maximum(games.ended, 1))
-        print(f"{iteration * agent.steps_per_iteration:>7,} steps  {mean:7.1f} points a game")
+        ended = int(games.ended)
+        points = f"{games.returns / ended:7.1f} points a game" if ended else "no game ended"
+        print(f"{iteration * agent.steps_per_iteration:>7,} steps  {points}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
+from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
 
 from vernal.core import (
     Batch,
@@ -41,14 +42,14 @@ class PPOConfig:
     minibatch_size: int = 1024
     """Samples in a gradient step; divides envs times rollout_steps."""
     learning_rate: float = 3e-4
-    """Adam's step size."""
+    """Adam's step size, in units of the parameters."""
     adam_epsilon: float = 1e-7
     """Adam's term against division by zero."""
     max_grad_norm: float = 0.5
-    """Global norm to which a gradient is shortened."""
+    """Global norm at which a gradient is clipped."""
     gamma: float = 0.99
     """Discount of one step, in [0, 1]."""
-    lambda_: float = 0.95
+    gae_lambda: float = 0.95
     """Horizon blend of the advantages, in [0, 1]."""
     clip_epsilon: float = 0.2
     """How far a probability ratio may leave 1 before its gradient stops."""
@@ -57,21 +58,22 @@ class PPOConfig:
     value_weight: float = 1.0
     """Weight of half the squared error of the values."""
     normalise_advantages: bool = False
-    """Whether the advantages of a minibatch are shifted and scaled to mean 0 and deviation 1."""
+    """Whether the advantages of a minibatch are scaled to mean 0 and deviation 1. Helps where
+    returns are large; where a task is nearly solved it turns noise into signal."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything compiles."""
         for name in ("envs", "rollout_steps", "epochs", "minibatch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
-        for name in ("gamma", "lambda_"):
+        for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number from 0 to 1.")
         for name in ("learning_rate", "adam_epsilon", "max_grad_norm", "clip_epsilon"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0.")
         for name in ("entropy_weight", "value_weight"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more.")
         samples = self.envs * self.rollout_steps
         if samples % self.minibatch_size:
@@ -89,7 +91,7 @@ class PPOHyperparameters(NamedTuple):
     adam_epsilon: ScalarLike
     max_grad_norm: ScalarLike
     gamma: ScalarLike
-    lambda_: ScalarLike
+    gae_lambda: ScalarLike
     clip_epsilon: ScalarLike
     entropy_weight: ScalarLike
     value_weight: ScalarLike
@@ -114,7 +116,7 @@ class PPOMetrics(NamedTuple):
         loss: parts of the loss, means over all minibatches of all epochs.
         first_loss: parts of the very first minibatch: no update has happened, so its KL is 0
             and its ratios are 1.
-        gradient_norm: mean global norm of the gradients, before they are shortened.
+        gradient_norm: mean global norm of the gradients, before they are clipped.
     """
 
     episodes: EpisodeSums
@@ -287,7 +289,7 @@ def collect(
         samples.values,
         next_values,
         transitions.resets,
-        lambda_=hyperparameters.lambda_,
+        lambda_=hyperparameters.gae_lambda,
     )
     batch = make_batch(
         samples.observations,
@@ -359,7 +361,7 @@ def minibatch_loss(
 
 
 def make_optimiser(hyperparameters: PPOHyperparameters) -> optax.GradientTransformation:
-    """Adam on shortened gradients; its numbers may be traced."""
+    """Adam on clipped gradients; its numbers may be traced."""
     return optax.chain(
         optax.clip_by_global_norm(jnp.asarray(hyperparameters.max_grad_norm)),
         optax.adam(
@@ -371,8 +373,19 @@ def make_optimiser(hyperparameters: PPOHyperparameters) -> optax.GradientTransfo
 
 def check_network(network: Any, environment: Environment, codec: ActionCodec) -> None:
     """Refuse a network whose outputs the agent cannot use, before anything compiles."""
+    if isinstance(environment, (AutoResetWrapper, VmapAutoResetWrapper)):
+        raise TypeError(
+            "the environment resets itself, which hides the true last observations; give the one "
+            "inside the wrapper."
+        )
     _, timestep = eqx.filter_eval_shape(environment.reset, jax.random.key(0))
-    outputs, value = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
+    result = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
+    if not (isinstance(result, tuple) and len(result) == 2 and all(map(_is_float, result))):
+        raise TypeError(
+            "the network should map one observation to two float arrays, (policy outputs, value), "
+            f"but it gives {jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', result)}."
+        )
+    outputs, value = result
     for name, given, wanted in (
         ("policy outputs", outputs.shape, codec.output_shape),
         ("value", value.shape, ()),
@@ -382,3 +395,7 @@ def check_network(network: Any, environment: Environment, codec: ActionCodec) ->
                 f"the network's {name} have shape {given} for one observation, but this "
                 f"environment's agent needs {wanted}."
             )
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -54,11 +54,28 @@ def animate(environment: Any, states: list[Any], path: Path, *, frames_per_secon
     Raises:
         ValueError: the ending is another one, or ffmpeg is needed and missing.
     """
-    if path.suffix not in (".gif", ".mp4"):
-        raise ValueError(f"an animation ends in .gif or .mp4; {path} does not.")
-    if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
-        raise ValueError(f"ffmpeg is not installed, which {path} needs; ask for a .gif instead.")
+    require_film(path)
     matplotlib.use("Agg")
     writer = "ffmpeg" if path.suffix == ".mp4" else "pillow"
     animation = environment.animate(states, interval=1000 // frames_per_second)
     animation.save(path, writer=writer, fps=frames_per_second)
+
+
+def require_film(path: Path) -> None:
+    """Refuse a path that `animate` cannot write.
+
+    Args:
+        path: where an animation should go.
+
+    Raises:
+        ValueError: it ends neither in `.gif` nor in `.mp4`, or ffmpeg is needed and missing.
+
+    Example:
+        >>> require_film(Path("agent.avi"))
+        Traceback (most recent call last):
+        ValueError: an animation ends in .gif or .mp4; agent.avi does not.
+    """
+    if path.suffix not in (".gif", ".mp4"):
+        raise ValueError(f"an animation ends in .gif or .mp4; {path} does not.")
+    if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
+        raise ValueError(f"ffmpeg is not installed, which {path} needs; ask for a .gif instead.")

@@ -17,8 +17,13 @@ class Checkpoints:
     interrupt or a full disk costs the newest one at most.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open a directory of checkpoints; it is made at the first save."""
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open a directory of checkpoints.
+
+        Args:
+            path: the directory; made if it is not there.
+            read_only: leave everything as it is, what another process is writing too.
+        """
         # Typed keys and state trees are saved as plain arrays, a leaf by its path: the file
         # then depends on no class of ours.
         keep = checkpoint_managers.AnyPreservationPolicy(
@@ -34,7 +39,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 best_fn=lambda metrics: metrics["score"],
                 preservation_policy=keep,
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=not read_only,
             ),
         )
 

@@ -1,4 +1,4 @@
-"""A run's folder: what lies where, and that nothing in it is ever overwritten."""
+"""A run's folder: what lies where, and that no run is ever overwritten by another."""
 
 import dataclasses
 import json
@@ -43,6 +43,12 @@ class RunFolder:
         """Write the configuration, once."""
         with self.config_path.open("xb") as file:
             tomli_w.dump(config, file)
+
+    def replace_config(self, config: dict[str, Any]) -> None:
+        """Put another configuration in the place of the one that is there, at one stroke."""
+        aside = self.config_path.with_suffix(".toml.new")
+        aside.write_text(tomli_w.dumps(config))
+        aside.replace(self.config_path)
 
     def read_config(self) -> dict[str, Any]:
         """Read the configuration.

@@ -53,7 +53,7 @@ def describe(progress: Progress) -> str:
     Example:
         >>> row = {"steps": 8192, "steps_per_second": 60000, "episodes": 0, "mean_return": None}
         >>> row |= {"mean_length": None, "policy": -0.01, "value": 0.2, "entropy": 1.0, "kl": 0.0}
-        >>> describe(Progress(row, iterations=10, seconds_left=75))
+        >>> describe(Progress(row, iterations=10, seconds_left=75.0))
         '8,192 steps · 60,000/s · no episode ended yet · policy -0.010 value 0.200 entropy 1.00 kl \
 0.0000 · 1:15 left'
     """

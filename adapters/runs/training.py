@@ -48,6 +48,8 @@ class RunConfig:
         """Refuse what cannot work, before anything compiles or is written."""
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; give at least 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; give a number from 0 to 4,294,967,295.")
         if self.network not in NETWORKS:
             raise ValueError(
                 f"there is no network '{self.network}'; choose one of {', '.join(NETWORKS)}."
@@ -155,14 +157,21 @@ def resume(
         OSError: something could not be written; what was written before is whole.
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
     """
-    config, _, agent, state = load(folder)
-    config = dataclasses.replace(config, steps=config.steps if steps is None else steps)
+    config = RunConfig.from_dict(folder.read_config())
+    if steps is not None:
+        config = dataclasses.replace(config, steps=steps)
+    if folder.checkpoints_path.is_dir() and any(folder.checkpoints_path.iterdir()):
+        _, _, agent, state = load(folder)
+    else:  # It stopped before its first checkpoint: its configuration is all of it.
+        _, agent = build(config)
+        state = jax.jit(agent.init)(jax.random.key(config.seed), agent.hyperparameters)
     done = int(state.iteration) * agent.steps_per_iteration
     if done >= config.steps:
         raise ValueError(
             f"{folder.path} has taken {done:,} steps already, and {config.steps:,} are asked for; "
             "ask for more with --steps."
         )
+    folder.replace_config(config.to_dict())
     folder.cut_metrics(int(state.iteration))
     _train(config, agent, state, folder, report)
     return folder
@@ -186,7 +195,7 @@ def load(folder: RunFolder, *, best: bool = False) -> tuple[RunConfig, Any, Agen
     shapes = jax.eval_shape(agent.init, jax.random.key(0), agent.hyperparameters)
     if not folder.checkpoints_path.is_dir():
         raise ValueError(f"{folder.path} holds no checkpoint yet; train the run first.")
-    checkpoints = Checkpoints(folder.checkpoints_path)
+    checkpoints = Checkpoints(folder.checkpoints_path, read_only=True)
     try:
         iteration = checkpoints.best_iteration() if best else None
         state = checkpoints.restore(shapes, iteration)
@@ -207,13 +216,15 @@ def _train(
     step = jax.jit(agent.step, donate_argnums=0)
     checkpoints = Checkpoints(folder.checkpoints_path)
     first, began, saved = int(state.iteration), time.monotonic(), time.monotonic()
-    score = -math.inf
+    scores = [r["mean_return"] for r in folder.read_metrics() if r["mean_return"] is not None]
+    score = scores[-1] if scores else -math.inf
     try:
         with _interrupts() as interrupted:
             for iteration in range(first + 1, iterations + 1):
                 before = time.monotonic()
                 state, metrics = step(state)
                 row = _row(iteration, agent, metrics)
+                _require_finite(row, folder, checkpoints.iterations())
                 now = time.monotonic()
                 row["seconds"] = round(now - began, 3)
                 row["steps_per_second"] = round(agent.steps_per_iteration / (now - before))
@@ -248,8 +259,18 @@ def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
         "mean_return": float(metrics.episodes.returns) / count if count else None,
         "mean_length": float(metrics.episodes.lengths) / count if count else None,
     }
-    losses = {name: float(value) for name, value in metrics.loss._asdict().items()}
-    return {**row, **losses, "gradient_norm": float(metrics.gradient_norm)}
+    losses = {**metrics.loss._asdict(), "gradient_norm": metrics.gradient_norm}
+    return {**row, **{name: float(value) for name, value in losses.items()}}
+
+
+def _require_finite(row: dict[str, Any], folder: RunFolder, saved: list[int]) -> None:
+    wrong = [n for n, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
+    if wrong:
+        state = f"that of iteration {saved[-1]} is saved" if saved else "no state was saved before"
+        raise ValueError(
+            f"{folder.path} stopped: in iteration {row['iteration']} {', '.join(wrong)} is not a "
+            f"finite number. Its state is not kept; {state}. A smaller learning rate often helps."
+        )
 
 
 @contextmanager

@@ -334,7 +334,7 @@ def test_extras_are_the_environments_own():
 
 
 def test_steps_one_at_a_time_equal_a_scan():
-    envs = VectorEnvironment(COUNTING, COPIES)
+    envs = VectorEnvironment(COUNTING, COPIES, queue_length=4)
     state, step = jax.jit(envs.init)(KEY), jax.jit(envs.step)
     _, states, transitions = rolled("counting")
     for t in range(STEPS):

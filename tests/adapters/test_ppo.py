@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jumanji.wrappers import AutoResetWrapper
 
 from vernal.adapters.actions import make_action_codec
 from vernal.adapters.agents.ppo import PPOConfig, PPOHyperparameters, collect, make_ppo, update
@@ -250,6 +251,41 @@ def test_network_may_hold_integers_that_are_not_trained():
     assert int(agent.network(after).shift) == 3
 
 
+def test_network_may_hold_pythons_numbers_and_flags():
+    class Scaled(eqx.Module):
+        inner: eqx.Module
+        dropout: eqx.nn.Dropout
+        temperature: float
+
+        def __call__(self, observation):
+            outputs, value = self.inner(observation)  # pyright: ignore[reportCallIssue]
+            return self.dropout(outputs) / self.temperature, value
+
+    make = make_spec_network(make_once("maze-medium"))
+    agent = make_ppo(
+        make_once("maze-medium"),
+        lambda key: Scaled(make(key), eqx.nn.Dropout(inference=True), 2.0),
+        SMALL,
+    )
+    _, metrics = jax.jit(lambda: agent.step(agent.init(jax.random.key(0), agent.hyperparameters)))()
+    assert abs(float(metrics.first_loss.kl)) < 1e-6
+
+
+def test_network_that_returns_one_array_is_refused():
+    class WrongNetwork(eqx.Module):
+        def __call__(self, observation):
+            return jnp.zeros(4)
+
+    with pytest.raises(TypeError, match=r"\(policy outputs, value\), but it gives float32\[4\]"):
+        make_ppo(make_once("Maze-v0"), lambda key: WrongNetwork(), SMALL)
+
+
+def test_environment_that_resets_itself_is_refused():
+    environment = AutoResetWrapper(make_once("maze-easy"))
+    with pytest.raises(TypeError, match="resets itself"):
+        make_ppo(environment, make_spec_network(environment), SMALL)
+
+
 def test_ppo_learns_the_easy_maze():
     environment = make_once("maze-easy")
     agent = make_ppo(environment, make_spec_network(environment))
@@ -267,7 +303,7 @@ def test_ppo_learns_the_easy_maze():
         ({"envs": 0}, "envs is 0; give at least 1"),
         ({"epochs": -1}, "epochs is -1; give at least 1"),
         ({"gamma": -0.1}, "gamma is -0.1; give a number from 0 to 1"),
-        ({"lambda_": 1.5}, "lambda_ is 1.5; give a number from 0 to 1"),
+        ({"gae_lambda": 1.5}, "gae_lambda is 1.5; give a number from 0 to 1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; give a number above 0"),
         ({"gamma": float("nan")}, "gamma is nan; give a number from 0 to 1"),
         ({"clip_epsilon": float("nan")}, "clip_epsilon is nan; give a number above 0"),

@@ -159,6 +159,39 @@ def test_config_with_an_unknown_setting_is_refused(run_copy):
         training.load(run_copy)
 
 
+def test_run_that_died_before_its_first_checkpoint_starts_again(run_copy, whole_run):
+    shutil.rmtree(run_copy.checkpoints_path)
+    training.resume(run_copy, ignore)
+    assert without_times(run_copy.read_metrics()) == without_times(whole_run.read_metrics())
+
+
+def test_resume_remembers_how_far_it_should_go(run_copy):
+    def interrupt(progress):
+        del progress
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        training.resume(run_copy, interrupt, steps=128 * 6)
+    training.resume(run_copy, ignore)
+    assert run_copy.read_metrics()[-1]["iteration"] == 6
+
+
+def test_reading_a_run_leaves_a_checkpoint_that_is_being_written(run_copy):
+    partial = run_copy.checkpoints_path / "5.orbax-checkpoint-tmp"
+    partial.mkdir()
+    training.load(run_copy)
+    training.load(run_copy, best=True)
+    assert partial.is_dir()
+
+
+def test_diverged_run_stops_and_says_what_is_not_finite(tmp_path):
+    settings = dataclasses.replace(SETTINGS, learning_rate=1e38)
+    config = dataclasses.replace(CONFIG, settings=settings)
+    with pytest.raises(ValueError, match=r"in iteration \d+ .*policy.* is not a finite number"):
+        training.start(config, tmp_path / "run", ignore)
+    assert {p.name for p in (tmp_path / "run").iterdir()} <= {"config.toml", "checkpoints"}
+
+
 def test_run_without_a_checkpoint_is_refused(run_copy):
     shutil.rmtree(run_copy.checkpoints_path)
     with pytest.raises(ValueError, match="holds no checkpoint yet"):

@@ -48,7 +48,7 @@ def test_scan_over_no_xs_takes_length_steps():
 
 
 def test_scan_gives_the_module_back_with_its_functions():
-    (network, _, _), _ = scan(body, (NETWORK, jnp.zeros(2), 0), XS)
+    (network, _, _), _ = scan(body, (NETWORK, jnp.zeros(2), jnp.array(0)), XS)
     assert network.activation is NETWORK.activation
 
 
@@ -66,23 +66,23 @@ def test_scan_carries_typed_keys_and_strings():
 def test_scan_under_jit_equals_a_loop():
     @eqx.filter_jit
     def run(network, xs):
-        return scan(body, (network, jnp.zeros(2), 0), xs)
+        return scan(body, (network, jnp.zeros(2), jnp.array(0)), xs)
 
-    assert_close(run(NETWORK, XS), loop((NETWORK, jnp.zeros(2), 0), XS))
+    assert_close(run(NETWORK, XS), loop((NETWORK, jnp.zeros(2), jnp.array(0)), XS))
 
 
 def test_scan_under_vmap_equals_one_by_one():
     states = jax.random.normal(KEY, (3, 2))
-    together = jax.vmap(lambda s: scan(body, (NETWORK, s, 0), XS)[1])(states)
+    together = jax.vmap(lambda s: scan(body, (NETWORK, s, jnp.array(0)), XS)[1])(states)
     for n in range(3):
         np.testing.assert_allclose(
-            together[n], loop((NETWORK, states[n], 0), XS)[1], rtol=1e-5, atol=1e-7
+            together[n], loop((NETWORK, states[n], jnp.array(0)), XS)[1], rtol=1e-5, atol=1e-7
         )
 
 
 def test_gradient_through_scan_equals_that_of_a_loop():
     def loss(run):
-        return lambda network: jnp.sum(run((network, jnp.zeros(2), 0), XS)[1] ** 2)
+        return lambda network: jnp.sum(run((network, jnp.zeros(2), jnp.array(0)), XS)[1] ** 2)
 
     by_scan = eqx.filter_grad(loss(lambda carry, xs: scan(body, carry, xs)))(NETWORK)
     assert_close(by_scan, eqx.filter_grad(loss(loop))(NETWORK))
