@@ -133,8 +133,7 @@ def start(config: RunConfig, path: Path | None, report: Callable[[Progress], Non
     _, agent = build(config)
     folder = create_run_folder(default_folder(config) if path is None else path)
     folder.write_config(config.to_dict())
-    key = jax.random.key(config.seed)
-    state = jax.jit(agent.init)(key, agent.hyperparameters)
+    state = _first_state(config, agent)
     _train(config, agent, state, folder, report)
     return folder
 
@@ -164,7 +163,7 @@ def resume(
         _, _, agent, state = load(folder)
     else:  # It stopped before its first checkpoint: its configuration is all of it.
         _, agent = build(config)
-        state = jax.jit(agent.init)(jax.random.key(config.seed), agent.hyperparameters)
+        state = _first_state(config, agent)
     done = int(state.iteration) * agent.steps_per_iteration
     if done >= config.steps:
         raise ValueError(
@@ -204,6 +203,10 @@ def load(folder: RunFolder, *, best: bool = False) -> tuple[RunConfig, Any, Agen
     return config, environment, agent, state
 
 
+def _first_state(config: RunConfig, agent: Agent) -> Any:
+    return jax.jit(agent.init)(jax.random.key(config.seed), agent.hyperparameters)
+
+
 def _train(
     config: RunConfig,
     agent: Agent,
@@ -224,7 +227,7 @@ def _train(
                 before = time.monotonic()
                 state, metrics = step(state)
                 row = _row(iteration, agent, metrics)
-                _require_finite(row, folder, checkpoints.iterations())
+                _require_finite(row, folder, checkpoints)
                 now = time.monotonic()
                 row["seconds"] = round(now - began, 3)
                 row["steps_per_second"] = round(agent.steps_per_iteration / (now - before))
@@ -263,9 +266,10 @@ def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
     return {**row, **{name: float(value) for name, value in losses.items()}}
 
 
-def _require_finite(row: dict[str, Any], folder: RunFolder, saved: list[int]) -> None:
+def _require_finite(row: dict[str, Any], folder: RunFolder, checkpoints: Checkpoints) -> None:
     wrong = [n for n, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
     if wrong:
+        saved = checkpoints.iterations()
         state = f"that of iteration {saved[-1]} is saved" if saved else "no state was saved before"
         raise ValueError(
             f"{folder.path} stopped: in iteration {row['iteration']} {', '.join(wrong)} is not a "
