@@ -19,6 +19,9 @@ from ._losses import explained_variance as explained_variance
 from ._losses import ppo_loss as ppo_loss
 from ._losses import value_loss as value_loss
 from ._masking import mask_logits as mask_logits
+from ._moments import Moments as Moments
+from ._moments import init_moments as init_moments
+from ._moments import update_moments as update_moments
 from ._search import ModelStep as ModelStep
 from ._search import ModelTransition as ModelTransition
 from ._search import Node as Node
