@@ -3,9 +3,10 @@
 A spec and its mask fall into one of four kinds:
 
 - one choice (`DiscreteArray`): a categorical head;
-- several choices with a mask over their product, as in Minesweeper: one categorical head over
-  all joint actions;
-- several choices, each with its own mask or none, as with several agents: as many heads;
+- several choices with a mask over their product, as in Minesweeper, or without a mask and few:
+  one categorical head over all joint actions;
+- several choices, each with its own mask, as with several agents, or without one and many: as
+  many heads;
 - bounded floats: a squashed normal per coordinate.
 """
 
@@ -21,6 +22,9 @@ from jumanji import specs
 from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask_logits
 
 from .environments import Environment, read_specs
+
+# Without a mask that says which: more joint actions than this are as many heads.
+_JOINT_LIMIT = 1024
 
 
 @runtime_checkable
@@ -55,6 +59,7 @@ class ActionCodec(NamedTuple):
         dtype: its dtype.
         low: lower bounds (continuous kind).
         high: upper bounds (continuous kind).
+        is_masked: whether the observation tells which actions are legal.
     """
 
     kind: str
@@ -64,6 +69,20 @@ class ActionCodec(NamedTuple):
     dtype: Any
     low: Any = None
     high: Any = None
+    is_masked: bool = True
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """What the outputs' axes are before they are flattened: agents, choices, coordinates."""
+        if self.kind == "normal":
+            return (*self.action_shape, 2)
+        return self.output_shape if self.kind == "factorised" else self.choices
+
+    def from_axes(self, outputs: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Outputs in `output_shape` from outputs in `axes`."""
+        if self.kind == "normal":
+            outputs = jnp.moveaxis(outputs, -1, 0)
+        return outputs.reshape(self.output_shape)
 
     def legal(self, observation: Any) -> Bool[Array, "..."] | None:
         """Which outputs are legal in one state; `None` where the environment has no mask."""
@@ -72,7 +91,8 @@ class ActionCodec(NamedTuple):
             return None
         if self.kind == "factorised":
             padding = np.arange(self.output_shape[1]) < np.asarray(self.choices)[:, None]
-            return jnp.asarray(padding) if mask is None else mask & padding
+            padding = jnp.asarray(padding)
+            return padding if mask is None else mask.reshape(self.output_shape) & padding
         return None if mask is None else mask.reshape(self.output_shape)
 
     def distribution(
@@ -133,8 +153,12 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         return ActionCodec("categorical", (count,), (count,), (), spec.dtype)
     if isinstance(spec, specs.MultiDiscreteArray):
         choices = tuple(int(n) for n in np.asarray(spec.num_values).ravel())
-        if mask_shape == choices:
-            return ActionCodec("joint", (math.prod(choices),), choices, spec.shape, spec.dtype)
+        is_small = mask_shape is None and math.prod(choices) <= _JOINT_LIMIT
+        if mask_shape == choices or is_small:
+            size, is_masked = math.prod(choices), mask_shape is not None
+            return ActionCodec(
+                "joint", (size,), choices, spec.shape, spec.dtype, is_masked=is_masked
+            )
         heads = (len(choices), max(choices))
         _require_mask(mask_shape, heads, choices)
         return ActionCodec("factorised", heads, choices, spec.shape, spec.dtype)

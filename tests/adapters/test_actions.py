@@ -32,8 +32,8 @@ EXPECTED = {
     "MultiCVRP-v0": ("factorised", (2, 21)),
     "PacMan-v1": ("categorical", (5,)),
     "RobotWarehouse-v0": ("factorised", (4, 5)),
-    "RubiksCube-partly-scrambled-v0": ("factorised", (3, 6)),
-    "RubiksCube-v0": ("factorised", (3, 6)),
+    "RubiksCube-partly-scrambled-v0": ("joint", (18,)),
+    "RubiksCube-v0": ("joint", (18,)),
     "SearchAndRescue-v0": ("normal", (2, 2 * 2)),
     "SlidingTilePuzzle-v0": ("categorical", (4,)),
     "Snake-v1": ("categorical", (4,)),
@@ -104,37 +104,74 @@ def test_illegal_actions_have_probability_exactly_0(name):
     assert (probabilities[mask] > 0).all()
 
 
-def make_cube_policy(key=None):
-    codec = make_action_codec(make_once("RubiksCube-v0"))
-    logits = jnp.zeros((3, 6)) if key is None else jax.random.normal(key, (3, 6))
+UNEVEN = SpecsOnly(lambda: specs.MultiDiscreteArray(jnp.array([600, 1, 3])))
+
+
+def make_uneven_policy(key=None):
+    codec = make_action_codec(UNEVEN)
+    logits = jnp.zeros((3, 600)) if key is None else jax.random.normal(key, (3, 600))
     return codec, codec.distribution(logits, codec.legal(object()))
 
 
 def test_padding_of_short_heads_has_probability_exactly_0():
-    _, policy = make_cube_policy(KEY)
+    _, policy = make_uneven_policy(KEY)
     probabilities = jax.nn.softmax(policy.logits)  # pyright: ignore[reportAttributeAccessIssue]
-    is_choice = np.array([[True] * 6, [True] + [False] * 5, [True] * 3 + [False] * 3])
+    is_choice = np.arange(600) < np.array([[600], [1], [3]])
     np.testing.assert_array_equal(probabilities > 0, is_choice)
     assert (probabilities[~is_choice] == 0).all()
 
 
 def test_padding_is_never_sampled():
-    codec, policy = make_cube_policy()
+    codec, policy = make_uneven_policy()
     actions = jax.jit(jax.vmap(policy.sample))(jax.random.split(KEY, 500))
-    np.testing.assert_array_equal(actions.max(axis=0), np.array(codec.choices) - 1)
+    assert (actions.max(axis=0) < np.array(codec.choices)).all()
+    assert actions[:, 2].max() == 2
 
 
 def test_a_head_of_one_choice_adds_nothing_to_log_probability_and_entropy():
-    _, policy = make_cube_policy()
-    assert policy.log_prob(jnp.array([5, 0, 2])) == pytest.approx(-np.log(6 * 3), rel=1e-6)
-    assert policy.entropy() == pytest.approx(np.log(6 * 3), rel=1e-6)
+    _, policy = make_uneven_policy()
+    assert policy.log_prob(jnp.array([5, 0, 2])) == pytest.approx(-np.log(600 * 3), rel=1e-6)
+    assert policy.entropy() == pytest.approx(np.log(600 * 3), rel=1e-6)
 
 
 def test_an_environment_without_mask_has_no_illegal_action():
+    legal = make_action_codec(UNEVEN).legal(object())
+    np.testing.assert_array_equal(legal, np.arange(600) < np.array([[600], [1], [3]]))
+    for spec in (specs.DiscreteArray(3), specs.MultiDiscreteArray(jnp.array([6, 1, 3]))):
+        assert make_action_codec(SpecsOnly(lambda spec=spec: spec)).legal(object()) is None
+
+
+def test_few_choices_without_a_mask_are_one_joint_choice():
     codec = make_action_codec(make_once("RubiksCube-v0"))
-    legal = codec.legal(object())
-    np.testing.assert_array_equal(legal, np.arange(6) < np.array([[6], [1], [3]]))
-    assert make_action_codec(SpecsOnly(lambda: specs.DiscreteArray(3))).legal(object()) is None
+    actions = jax.vmap(codec.to_environment)(jnp.arange(18))
+    assert {tuple(action) for action in actions.tolist()} == {
+        (face, 0, turn) for face in range(6) for turn in range(3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("Snake-v1", (4,)),
+        ("BinPack-v2", (40, 20)),
+        ("Connector-v3", (10, 5)),
+        ("SearchAndRescue-v0", (2, 2, 2)),
+    ],
+)
+def test_outputs_in_axes_hold_the_same_numbers(name, axes):
+    codec = make_action_codec(make_once(name))
+    outputs = codec.from_axes(jnp.arange(float(np.prod(axes))).reshape(axes))
+    assert codec.axes == axes
+    assert outputs.shape == codec.output_shape
+    assert sorted(outputs.ravel().tolist()) == list(range(int(np.prod(axes))))
+
+
+def test_means_and_deviations_of_an_agents_coordinates_stay_together():
+    codec = make_action_codec(make_once("SearchAndRescue-v0"))
+    axes = jax.random.normal(KEY, (2, 2, 2))
+    means, deviations = codec.from_axes(axes)
+    np.testing.assert_array_equal(means.reshape(2, 2), axes[..., 0])
+    np.testing.assert_array_equal(deviations.reshape(2, 2), axes[..., 1])
 
 
 def test_a_mask_per_head_is_cut_to_the_heads_own_choices():
@@ -145,6 +182,14 @@ def test_a_mask_per_head_is_cut_to_the_heads_own_choices():
     assert codec.kind == "factorised"
     legal = codec.legal(observe(np.ones((3, 4), bool)))
     np.testing.assert_array_equal(legal, np.arange(4) < np.array([[2], [4], [3]]))
+
+
+def test_a_mask_per_component_of_a_table_of_integers_is_flattened():
+    spec = specs.BoundedArray((2, 2), jnp.int32, 0, 4)
+    codec = make_action_codec(SpecsOnly(lambda: spec, with_mask((2, 2, 5))))
+    legal = codec.legal(observe(np.arange(20).reshape(2, 2, 5) % 2 == 0))
+    assert codec.output_shape == (4, 5)
+    np.testing.assert_array_equal(legal, np.arange(20).reshape(4, 5) % 2 == 0)
 
 
 def test_the_mask_counts_choices_where_the_bound_is_one_too_high():

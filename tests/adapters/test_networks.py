@@ -1,7 +1,6 @@
-"""Networks: how observations are read, what the layers compute, and what the heads give."""
+"""Networks: what the layers compute, and what the heads give."""
 
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,16 +19,13 @@ from vernal.adapters.mazes import FixedWallsGenerator, shortest_path_length
 from vernal.adapters.networks import (
     NETWORKS,
     BlogMazeNetwork,
-    Cell,
     GridConv,
     Heads,
-    Leaf,
     PlanningMazeNetwork,
     SpecNetwork,
     make_spec_network,
     maze_planes,
     orthogonal_linear,
-    read_layout,
 )
 
 from .environments_for_tests import OFFLINE, SpecsOnly, make_once
@@ -42,7 +38,7 @@ def convolve(conv, grid):
     """The same window by JAX's own convolution."""
     dimensions = ("NHWC", "HWIO", "NHWC")
     out = jax.lax.conv_general_dilated(
-        grid[None], conv.weight, (1, 1), "VALID", dimension_numbers=dimensions
+        grid[None], conv.weight, (conv.stride, conv.stride), "VALID", dimension_numbers=dimensions
     )[0]
     return out + jnp.broadcast_to(conv.bias, out.shape)
 
@@ -56,6 +52,13 @@ grids = pytest.mark.parametrize(
 @grids
 def test_grid_conv_equals_jax_convolution(shape, size):
     conv, grid = GridConv(shape[-1], 5, size, key=KEY), jax.random.normal(KEY, shape)
+    both = jax.jit(lambda grid: (conv(grid), convolve(conv, grid)))(grid)
+    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(10, 10, 3), (7, 20, 2)])
+def test_grid_conv_with_a_stride_equals_jax_convolution(shape):
+    conv, grid = GridConv(shape[-1], 5, stride=2, key=KEY), jax.random.normal(KEY, shape)
     both = jax.jit(lambda grid: (conv(grid), convolve(conv, grid)))(grid)
     np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-5)
 
@@ -104,145 +107,6 @@ def test_heads_are_nearly_uniform_and_nearly_0_at_first():
     assert jnp.abs(value) < 0.05
 
 
-def names(parts):
-    return [".".join(part.path) for part in parts]
-
-
-def test_layout_of_a_maze_sets_both_cells_on_the_grid_of_its_walls():
-    layout = read_layout(MAZE)
-    ((size, (walls, *cells)),) = layout.grids
-    assert size == (10, 10)
-    assert isinstance(walls, Leaf)
-    assert walls.path == ("walls",)
-    found = [names(cell) for cell in cells if isinstance(cell, Cell)]
-    assert found == [
-        ["agent_position.row", "agent_position.col"],
-        ["target_position.row", "target_position.col"],
-    ]
-    assert names(layout.vectors) == ["step_count"]
-
-
-@pytest.mark.parametrize(
-    ("name", "grid_names", "vector_names"),
-    [
-        ("Snake-v1", {(12, 12): ["grid"]}, ["step_count"]),
-        ("Connector-v3", {(10, 10): ["grid"]}, ["step_count"]),
-        ("SlidingTilePuzzle-v0", {(5, 5): ["puzzle"]}, ["empty_tile_position", "step_count"]),
-        ("RubiksCube-v0", {(6, 3): ["cube"]}, ["step_count"]),
-        ("Tetris-v0", {(10, 10): ["grid"], (4, 4): ["tetromino"]}, ["step_count"]),
-        ("Knapsack-v1", {}, ["weights", "values", "packed_items"]),
-    ],
-)
-def test_layout_tells_grids_from_vectors(name, grid_names, vector_names):
-    layout = read_layout(make_once(name))
-    assert {size: names(parts) for size, parts in layout.grids} == grid_names
-    assert names(layout.vectors) == vector_names
-
-
-class Seen(dict[str, Any]):
-    """An observation whose parts are read as attributes."""
-
-    __getattr__ = dict.__getitem__
-
-
-def observing(**parts):
-    return SpecsOnly(lambda: specs.DiscreteArray(2), lambda: specs.Spec(Seen, "SeenSpec", **parts))
-
-
-def bounded(low, high, dtype=jnp.int32, shape=()):
-    return specs.BoundedArray(shape, dtype, low, high)
-
-
-def test_a_cell_of_another_grids_size_is_a_vector():
-    layout = read_layout(
-        observing(grid=specs.Array((5, 6), float), row=bounded(0, 4), col=bounded(0, 6))
-    )
-    assert names(layout.vectors) == ["row", "col"]
-
-
-def test_a_row_without_its_column_is_a_vector():
-    layout = read_layout(observing(grid=specs.Array((5, 6), float), row=bounded(0, 4)))
-    assert names(layout.vectors) == ["row"]
-
-
-def test_an_observation_that_is_one_array_is_read():
-    environment = SpecsOnly(lambda: specs.DiscreteArray(2), lambda: bounded(0.0, 2.0, float, (2,)))
-    _, vector = read_layout(environment).see(jnp.array([0.0, 1.5]))
-    assert vector.tolist() == [-1.0, 0.5]
-
-
-def see_one(spec, values):
-    layout = read_layout(observing(leaf=spec))
-    return layout.see(Seen(leaf=jnp.asarray(values, spec.dtype)))[1].tolist()
-
-
-@pytest.mark.parametrize(
-    ("spec", "values", "expected"),
-    [
-        (bounded(0, 3), 2, [0, 0, 1, 0]),
-        (bounded(-1, 1, jnp.int8, (2,)), [-1, 1], [1, 0, 0, 0, 0, 1]),
-        (bounded(1, 32), 32, [0] * 31 + [1]),
-    ],
-)
-def test_integers_of_up_to_32_values_are_one_hot(spec, values, expected):
-    assert see_one(spec, values) == expected
-
-
-@pytest.mark.parametrize(
-    ("spec", "values", "expected"),
-    [
-        (bounded(0, 32, shape=(3,)), [0, 16, 32], [-1, 0, 1]),
-        (bounded(-2.0, 6.0, float, (3,)), [-2, 0, 6], [-1, -0.5, 1]),
-        (bounded(jnp.array([0.0, 2.0]), jnp.array([4.0, 8.0]), float, (2,)), [0, 8], [-1, 1]),
-        (bounded(3.0, 3.0, float), 3, [0]),
-    ],
-)
-def test_other_bounded_numbers_are_scaled_to_minus_1_to_1(spec, values, expected):
-    assert see_one(spec, values) == expected
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [specs.Array((3,), float), bounded(-jnp.inf, 9.0, float, (3,)), specs.Array((3,), jnp.int32)],
-)
-def test_unbounded_numbers_are_log_scaled_with_their_sign(spec):
-    expected = [-np.log(1 + 7), 0, np.log(1 + 5)]
-    np.testing.assert_allclose(see_one(spec, [-7, 0, 5]), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("spec", [specs.Array((2,), bool), bounded(False, True, bool, (2,))])
-def test_booleans_are_0_and_1(spec):
-    assert see_one(spec, [True, False]) == [1, 0]
-
-
-def test_a_cell_is_a_plane_with_one_1():
-    layout = read_layout(
-        observing(grid=specs.Array((3, 4), bool), row=bounded(0, 2), col=bounded(0, 3))
-    )
-    seen = Seen(grid=jnp.zeros((3, 4), bool), row=jnp.array(2), col=jnp.array(1))
-    (planes,), vector = layout.see(seen)
-    assert vector.shape == (0,)
-    assert np.argwhere(planes).tolist() == [[2, 1, 1]]
-
-
-def test_all_planes_of_a_size_lie_side_by_side():
-    layout = read_layout(observing(a=bounded(0, 2, shape=(3, 4)), b=specs.Array((3, 4, 2), float)))
-    (planes,), _ = layout.see(Seen(a=jnp.ones((3, 4), int), b=jnp.zeros((3, 4, 2))))
-    assert planes.shape == (3, 4, 3 + 2)
-    np.testing.assert_array_equal(planes[..., 1], np.ones((3, 4)))
-
-
-def test_a_leaf_that_no_encoder_reads_is_refused_by_name():
-    environment = observing(inner=specs.Spec(Seen, "Inner", secret=specs.Array((), KEY.dtype)))
-    with pytest.raises(ValueError, match=r"leaf 'inner.secret' has dtype key.*; give a network of"):
-        read_layout(environment)
-
-
-def test_an_observation_with_nothing_but_a_mask_is_refused():
-    with pytest.raises(ValueError, match="no leaf to read besides the action mask"):
-        read_layout(observing(action_mask=bounded(False, True, bool, (2,))))
-
-
 def test_a_spec_network_for_an_action_of_no_kind_is_refused_at_once():
     environment = SpecsOnly(lambda: specs.Array((2,), float))
     with pytest.raises(ValueError, match=r"action spec .* cannot be served"):
@@ -255,17 +119,12 @@ def test_spec_network_gives_the_codecs_outputs_and_one_value(name):
 
     def run(key):
         _, timestep = environment.reset(key)
-        return make_spec_network(environment)(key)(timestep.observation)  # pyright: ignore[reportCallIssue]
+        return make_spec_network(environment)(key)(timestep.observation)
 
     with jax.numpy_rank_promotion("allow"):  # inside some of Jumanji's environments
         outputs, value = jax.eval_shape(run, KEY)
     assert outputs.shape == make_action_codec(environment).output_shape
     assert value.shape == ()
-
-
-def test_numbers_that_an_environment_left_as_pythons_own_are_read():
-    _, vector = read_layout(observing(leaf=bounded(0, 3))).see(Seen(leaf=2))
-    assert vector.tolist() == [0, 0, 1, 0]
 
 
 MAZES = 12
@@ -310,9 +169,9 @@ def test_gradient_reaches_every_weight_and_is_finite(name):
         outputs, values = jax.vmap(network)(observations)
         return jnp.sum(outputs**2) + jnp.sum((values - 1) ** 2)
 
-    for leaf in jax.tree.leaves(gradient(network)):
+    for path, leaf in jax.tree.leaves_with_path(gradient(network)):
         assert jnp.isfinite(leaf).all()
-        assert (leaf != 0).any()
+        assert (leaf != 0).any() != ("statistics" in jax.tree_util.keystr(path))
 
 
 def test_the_blogs_network_has_the_sizes_of_the_post():
@@ -437,3 +296,8 @@ def test_a_planner_plans_as_many_steps_as_its_maze_asks_for():
 def test_the_network_chosen_by_itself_plans_where_walls_change(name, kind):
     network = eqx.filter_eval_shape(NETWORKS["auto"](make_once(name)), KEY)
     assert type(network) is kind
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="set_width is 30; give a multiple of 4"):
+        SpecNetwork(MAZE, set_width=30, key=KEY)
