@@ -9,6 +9,7 @@ faults of its program put back into the loss: what each of them costs.
 """
 
 import argparse
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -35,34 +36,41 @@ from vernal.core import Categorical, mask_logits, minibatch_indices, ppo_loss, t
 SEEDS = range(5)
 STEPS = {"maze-easy": 81_920, "maze-medium": 819_200}
 
+# The blog post's settings, in which neither values nor advantages are scaled.
+BLOG = PPOConfig(envs=16, rollout_steps=512, epochs=10, minibatch_size=1024, normalise_values=False)
+SETTINGS = {
+    "defaults": ("auto", PPOConfig()),
+    "blog": ("blog", BLOG),
+    "blog, advantages scaled": ("blog", dataclasses.replace(BLOG, normalise_advantages=True)),
+}
+
 
 def main() -> None:
     """Run one of the two studies and print its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("study", choices=["mazes", "faults"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
+    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
     options = parser.parse_args()
-    Console().print((mazes if options.study == "mazes" else faults)(options.seeds))
+    is_mazes = options.study == "mazes"
+    Console().print(mazes(options.settings, options.seeds) if is_mazes else faults(options.seeds))
 
 
-def mazes(seeds: list[int]) -> Table:
+def mazes(names: list[str], seeds: list[int]) -> Table:
     """Steps to a mean return of 0.99, the last one, and how many of 512 episodes greed solves."""
     table = Table(
-        "maze", "network", "advantages", "seed", "steps to 0.99", "last return", "greedy", "seconds"
+        "maze", "network, settings", "seed", "steps to 0.99", "last return", "greedy", "seconds"
     )
     for name in STEPS:
-        for network, normalise in (("auto", False), ("blog", False), ("blog", True)):
+        for setting in names:
             for seed in seeds:
-                cells = train(name, network, normalise, seed)
-                scale = "normalised" if normalise else "as they are"
-                table.add_row(name, network, scale, str(seed), *cells)
+                table.add_row(name, setting, str(seed), *train(name, *SETTINGS[setting], seed))
     return table
 
 
-def train(name: str, network: str, normalise: bool, seed: int) -> tuple[str, ...]:
+def train(name: str, network: str, config: PPOConfig, seed: int) -> tuple[str, ...]:
     """One row of the table."""
     environment = make_environment(name)
-    config = PPOConfig(normalise_advantages=normalise)
     agent = make_ppo(environment, NETWORKS[network](environment), config)
     step = jax.jit(agent.step, donate_argnums=0)
     state = jax.jit(agent.init)(jax.random.key(seed), agent.hyperparameters)
@@ -113,7 +121,7 @@ def train_faulty(chosen: frozenset[str], seed: int) -> tuple[str, ...]:
     if "pairs" in chosen:  # randint(key, (2,), 0, 2) never draws the third.
         starts, goals = (cells[:2].tolist() for cells in (generator.starts, generator.goals))
         environment.generator = FixedWallsGenerator(generator.walls, starts, goals)
-    config = PPOConfig()
+    config = BLOG
     agent = make_ppo(environment, NETWORKS["blog"](environment), config)
     codec, envs = make_action_codec(environment), VectorEnvironment(environment, config.envs)
     state = jax.jit(agent.init)(jax.random.key(seed), agent.hyperparameters)
@@ -126,8 +134,8 @@ def train_faulty(chosen: frozenset[str], seed: int) -> tuple[str, ...]:
     def iterate(params: Any, optimiser: Any, env_state: Any, key: Any) -> Any:
         walk_key, *keys = jax.random.split(key, config.epochs + 1)
         network = eqx.combine(params, static)
-        env_state, batch, episodes = collect(
-            network, envs, codec, env_state, walk_key, numbers, config.rollout_steps
+        env_state, batch, episodes, _ = collect(
+            network, envs, codec, env_state, walk_key, numbers, config.rollout_steps, None
         )
         shuffle = functools.partial(
             minibatch_indices, size=len(batch.values), minibatch_size=config.minibatch_size

@@ -53,7 +53,7 @@ def measure(network_name: str, repeats: int) -> Table:
     network = agent.network(state)
     params, static = eqx.partition(network, eqx.is_array)
     hyperparameters = state.hyperparameters
-    numbers = (jax.random.key(1), hyperparameters, config.rollout_steps)
+    numbers = (jax.random.key(1), hyperparameters, config.rollout_steps, state.returns)
 
     @jax.jit
     def rollout(params: Any, env_state: Any) -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -14,13 +14,17 @@ from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
 
 from vernal.core import (
     Batch,
+    Moments,
     PPOLossParts,
+    discounted_returns,
     gae,
+    init_moments,
     make_batch,
     minibatch_indices,
     normalise,
     ppo_loss,
     take,
+    update_moments,
 )
 
 from ..actions import ActionCodec, make_action_codec
@@ -28,18 +32,21 @@ from ..environments import Environment, EnvState, Transition, VectorEnvironment
 from ..scan import run_if, scan, value_and_grad
 from .agent import Agent, EpisodeSums, sum_episodes
 
+# Memory of 20 iterations: returns grow as the policy learns.
+_RETURNS_DECAY = 0.95
+
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
     """Settings of PPO; checked when made."""
 
-    envs: int = 16
+    envs: int = 64
     """Environments side by side."""
-    rollout_steps: int = 512
+    rollout_steps: int = 128
     """Steps that each environment takes in an iteration."""
-    epochs: int = 10
+    epochs: int = 4
     """Passes over the data of an iteration."""
-    minibatch_size: int = 1024
+    minibatch_size: int = 512
     """Samples in a gradient step; divides envs times rollout_steps."""
     learning_rate: float = 3e-4
     """Adam's step size, in units of the parameters."""
@@ -57,6 +64,9 @@ class PPOConfig:
     """Weight of the entropy bonus, in units of the advantage per nat."""
     value_weight: float = 1.0
     """Weight of half the squared error of the values."""
+    normalise_values: bool = True
+    """Whether values and advantages are measured by the running mean and deviation of discounted
+    returns, as far as a rollout sees them: rewards may then be of any size."""
     normalise_advantages: bool = False
     """Whether the advantages of a minibatch are scaled to mean 0 and deviation 1. Helps where
     returns are large; where a task is nearly solved it turns noise into signal."""
@@ -102,6 +112,7 @@ class PPOState(NamedTuple):
 
     params: PyTree
     optimiser: optax.OptState
+    returns: Moments
     envs: EnvState
     key: PRNGKeyArray
     iteration: Int[Array, ""]
@@ -123,6 +134,15 @@ class PPOMetrics(NamedTuple):
     loss: PPOLossParts
     first_loss: PPOLossParts
     gradient_norm: Float[Array, ""]
+
+
+@runtime_checkable
+class KeepsStatistics(Protocol):
+    """A network that keeps running statistics of what it sees; they are not trained."""
+
+    def with_statistics_of(self, observations: PyTree[Array]) -> Any:
+        """The same network, a batch of observations `[N, ...]` taken in."""
+        ...
 
 
 class Sample(NamedTuple):
@@ -150,7 +170,7 @@ def make_ppo(
             without automatic reset.
         make_network: from a key to a module that maps one observation to
             `(policy outputs, value)`; the outputs have the codec's `output_shape`, the value
-            has shape `()`.
+            has shape `()`. One that `KeepsStatistics` is given each iteration's observations.
         config: settings; the defaults if not given.
 
     Returns:
@@ -188,6 +208,7 @@ def make_ppo(
             optimiser=make_optimiser(hyperparameters).init(
                 eqx.filter(params, eqx.is_inexact_array)
             ),
+            returns=init_moments(),
             envs=envs.init(envs_key),
             key=key,
             iteration=jnp.zeros((), jnp.int32),
@@ -197,7 +218,8 @@ def make_ppo(
     def step(state: PPOState) -> tuple[PPOState, PPOMetrics]:
         network = eqx.combine(state.params, static)
         key, rollout_key, update_key = jax.random.split(state.key, 3)
-        env_state, batch, episodes = collect(
+        returns = state.returns if config.normalise_values else None
+        env_state, batch, episodes, paid = collect(
             network,
             envs,
             codec,
@@ -205,10 +227,16 @@ def make_ppo(
             rollout_key,
             state.hyperparameters,
             config.rollout_steps,
+            returns,
         )
+        if returns is not None:
+            returns = update_moments(returns, paid, decay=_RETURNS_DECAY)
+            batch = standardise(batch, returns)
         network, optimiser, (losses, norms) = update(
             network, state.optimiser, batch, codec, update_key, state.hyperparameters, config
         )
+        if isinstance(network, KeepsStatistics):
+            network = network.with_statistics_of(batch.observations)
         metrics = PPOMetrics(
             episodes=episodes,
             loss=jax.tree.map(jnp.mean, losses),
@@ -218,6 +246,7 @@ def make_ppo(
         state = PPOState(
             params=eqx.filter(network, eqx.is_array),
             optimiser=optimiser,
+            returns=state.returns if returns is None else returns,
             envs=env_state,
             key=key,
             iteration=state.iteration + 1,
@@ -255,8 +284,13 @@ def collect(
     key: PRNGKeyArray,
     hyperparameters: PPOHyperparameters,
     num_steps: int,
-) -> tuple[EnvState, Batch, EpisodeSums]:
-    """Walk `num_steps` steps under the policy and estimate the advantages."""
+    returns: Moments | None,
+) -> tuple[EnvState, Batch, EpisodeSums, Float[Array, " N"]]:
+    """Walk `num_steps` steps under the policy and estimate the advantages.
+
+    With `returns` the network's values are deviations from their mean. The batch is in units of
+    the rewards; beside it, each step's discounted return, of the rewards alone.
+    """
     evaluate = jax.vmap(functools.partial(evaluate_policy, network, codec))
 
     def walk(env_state: EnvState, key: PRNGKeyArray) -> tuple[EnvState, tuple[Sample, Transition]]:
@@ -283,23 +317,45 @@ def collect(
     _, final_values = evaluate(env_state.observations)
     following = jnp.concatenate([samples.values[1:], final_values[None]])
     next_values = jnp.where(transitions.truncated, samples.last_values, following)
+    values = samples.values
+    if returns is not None:
+        # Until returns differ, nothing is known of their size, and all values are the mean.
+        scale = jnp.where(returns.varies(), returns.deviation(), 0)
+        values, next_values = (returns.mean + scale * v for v in (values, next_values))
+    discounts = jnp.asarray(hyperparameters.gamma) * transitions.discounts
+    ends = transitions.resets
     advantages = gae(
         transitions.rewards,
-        jnp.asarray(hyperparameters.gamma) * transitions.discounts,
-        samples.values,
+        discounts,
+        values,
         next_values,
-        transitions.resets,
+        ends,
         lambda_=hyperparameters.gae_lambda,
     )
     batch = make_batch(
         samples.observations,
         samples.actions,
         samples.log_probs,
-        samples.values,
+        values,
         advantages,
-        advantages + samples.values,
+        advantages + values,
     )
-    return env_state, batch, sum_episodes(transitions)
+    # Without the network's own values: a scale that came from them would feed on itself.
+    paid = discounted_returns(transitions.rewards, discounts, jnp.zeros_like(values), ends)
+    return env_state, batch, sum_episodes(transitions), paid.ravel()
+
+
+def standardise(batch: Batch, returns: Moments) -> Batch:
+    """The same batch in deviations from the mean return, of order 1 whatever the rewards are.
+
+    Section 2 of van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
+    """
+    scale = returns.deviation()
+    return batch._replace(
+        values=(batch.values - returns.mean) / scale,
+        value_targets=(batch.value_targets - returns.mean) / scale,
+        advantages=batch.advantages / scale,
+    )
 
 
 def update(
@@ -379,6 +435,16 @@ def check_network(network: Any, environment: Environment, codec: ActionCodec) ->
             "inside the wrapper."
         )
     _, timestep = eqx.filter_eval_shape(environment.reset, jax.random.key(0))
+    if isinstance(network, KeepsStatistics):
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), timestep.observation
+        )
+        after = eqx.filter_eval_shape(lambda n, o: n.with_statistics_of(o), network, batch)
+        if jax.tree.structure(after) != jax.tree.structure(network):
+            raise TypeError(
+                "the network's with_statistics_of should give the same network with other "
+                f"statistics, but it gives {type(after).__name__}."
+            )
     result = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
     if not (isinstance(result, tuple) and len(result) == 2 and all(map(_is_float, result))):
         raise TypeError(

@@ -11,9 +11,17 @@ import pytest
 from jumanji.wrappers import AutoResetWrapper
 
 from vernal.adapters.actions import make_action_codec
-from vernal.adapters.agents.ppo import PPOConfig, PPOHyperparameters, collect, make_ppo, update
+from vernal.adapters.agents.ppo import (
+    PPOConfig,
+    PPOHyperparameters,
+    collect,
+    make_ppo,
+    standardise,
+    update,
+)
 from vernal.adapters.environments import VectorEnvironment
 from vernal.adapters.networks import make_spec_network
+from vernal.core import Moments
 
 from .environments_for_tests import CountingEnvironment, make_once
 
@@ -70,9 +78,9 @@ def test_advantages_tell_termination_from_truncation(terminal_share):
     numbers = PPOHyperparameters(1e-3, 1e-5, 1.0, gamma, lambda_, 0.2, 0.0, 1.0)
     network, codec = KnownNetwork(jnp.zeros(())), make_action_codec(environment)
     walk = jax.jit(
-        lambda state: collect(network, envs, codec, state, jax.random.key(2), numbers, steps)
+        lambda state: collect(network, envs, codec, state, jax.random.key(2), numbers, steps, None)
     )
-    _, batch, sums = walk(state)
+    _, batch, sums, _ = walk(state)
 
     # The same walk, one step at a time, with V of every state arrived in.
     actions = batch.actions.reshape(steps, copies)
@@ -97,14 +105,143 @@ def test_advantages_tell_termination_from_truncation(terminal_share):
     assert int(sums.ended) == ended
 
 
+class Scaled:
+    """The counting environment, paid in another currency."""
+
+    def __init__(self, scale):
+        self.inner, self.scale = CountingEnvironment(), scale
+        self.observation_spec, self.action_spec = (
+            self.inner.observation_spec,
+            self.inner.action_spec,
+        )
+
+    def reset(self, key):
+        return self.inner.reset(key)
+
+    def step(self, state, action):
+        state, timestep = self.inner.step(state, action)
+        return state, dataclasses.replace(timestep, reward=timestep.reward * self.scale)
+
+
+def train_in(environment, config, iterations):
+    """Last state, and metrics of all iterations."""
+    agent = make_ppo(environment, make_spec_network(environment), config)
+
+    def train():
+        state = agent.init(jax.random.key(0), agent.hyperparameters)
+        return jax.lax.scan(lambda state, _: agent.step(state), state, length=iterations)
+
+    return jax.jit(train)()
+
+
+@functools.cache
+def train_scaled(scale, normalise_values=True):
+    return train_in(Scaled(scale), dataclasses.replace(SMALL, normalise_values=normalise_values), 3)
+
+
+class Late:
+    """Pays nothing for the first two episodes' worth of steps, then `scale` for each."""
+
+    def __init__(self, scale):
+        self.inner, self.scale = CountingEnvironment(min_length=40, max_length=40), scale
+        self.observation_spec, self.action_spec = (
+            self.inner.observation_spec,
+            self.inner.action_spec,
+        )
+
+    def reset(self, key):
+        return self.inner.reset(key)
+
+    def step(self, state, action):
+        state, timestep = self.inner.step(state, action)
+        return state, dataclasses.replace(
+            timestep, reward=jnp.where(state.steps > 16, self.scale, 0.0)
+        )
+
+
+def test_rewards_that_come_late_train_the_same_network_whatever_their_size():
+    small, large = (train_in(Late(scale), SMALL, 4) for scale in (2.0**-20, 1.0))
+    assert float(large[0].returns.mean) > 0.1
+    assert_equal(small[0].params, large[0].params)
+
+
+def test_standardised_values_are_deviations_from_the_mean_return():
+    environment, key = CountingEnvironment(), jax.random.key(0)
+    envs, codec = VectorEnvironment(environment, 2), make_action_codec(environment)
+    numbers = PPOHyperparameters(1e-3, 1e-5, 1.0, 0.9, 0.8, 0.2, 0.0, 1.0)
+    network, moments = KnownNetwork(jnp.zeros(())), Moments(*map(jnp.array, (5.0, 4.0, 1.0)))
+    walk = jax.jit(lambda m: collect(network, envs, codec, envs.init(key), key, numbers, 5, m))
+    (_, plain, *_), (_, scaled, *_) = walk(None), walk(moments)
+    np.testing.assert_allclose(scaled.values, 5 + 2 * plain.values, rtol=1e-6)
+    back = standardise(scaled, Moments(*map(jnp.array, (1.0, 9.0, 1.0))))
+    np.testing.assert_allclose(back.values, (scaled.values - 1) / 3, rtol=1e-6)
+    np.testing.assert_allclose(back.value_targets, (scaled.value_targets - 1) / 3, rtol=1e-6)
+    np.testing.assert_allclose(back.advantages, scaled.advantages / 3, rtol=1e-6)
+
+
+def test_a_network_whose_statistics_are_something_else_is_refused():
+    class WrongNetwork(eqx.Module):
+        def __call__(self, observation):
+            return jnp.zeros(4), jnp.zeros(())
+
+        def with_statistics_of(self, observations):
+            return jnp.zeros(3)
+
+    with pytest.raises(TypeError, match=r"should give the same network .* but it gives Shape"):
+        make_ppo(make_once("Maze-v0"), lambda key: WrongNetwork(), SMALL)
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+def test_rewards_of_any_size_train_the_same_network(scale):
+    assert_equal(train_scaled(scale)[0].params, train_scaled(1.0)[0].params)
+
+
+def test_without_normalised_values_the_size_of_rewards_matters():
+    one, other = (train_scaled(scale, normalise_values=False)[1] for scale in (1.0, 2.0**10))
+    assert float(other.loss.value[0]) > 1e3 * float(one.loss.value[0])
+
+
+def test_moments_are_those_of_the_discounted_returns_of_the_rewards():
+    environment, numbers = CountingEnvironment(), small_agent().hyperparameters
+    agent = make_ppo(environment, make_spec_network(environment), SMALL)
+    state = jax.jit(agent.init)(jax.random.key(0), numbers)
+    after, _ = jax.jit(agent.step)(state)
+    codec, envs = make_action_codec(environment), VectorEnvironment(environment, SMALL.envs)
+    _, key, _ = jax.random.split(state.key, 3)
+    walk = jax.jit(
+        lambda: collect(agent.network(state), envs, codec, state.envs, key, numbers, 8, None)
+    )
+    rewards = np.asarray(walk()[1].actions, float).reshape(8, SMALL.envs)
+    state = state.envs
+    returns, resets = np.zeros((9, SMALL.envs)), []
+    for actions in rewards.astype(int):
+        state, transition = jax.jit(envs.step)(state, actions)
+        resets.append(np.asarray(transition.resets))
+    for t in reversed(range(8)):
+        returns[t] = rewards[t] + 0.99 * np.where(resets[t], 0, returns[t + 1])
+    np.testing.assert_allclose(after.returns.mean, returns[:8].mean(), rtol=1e-5)
+    np.testing.assert_allclose(after.returns.deviation(), returns[:8].std(), rtol=1e-5)
+
+
+def test_a_network_that_observes_keeps_statistics_of_what_it_saw():
+    environment = CountingEnvironment()
+    agent = make_ppo(environment, make_spec_network(environment), SMALL)
+    state = jax.jit(agent.init)(jax.random.key(0), agent.hyperparameters)
+    after, _ = jax.jit(agent.step)(state)
+    moments = agent.network(after).statistics["instance"]
+    assert moments.weight == 1
+    assert 15 < moments.mean < 22  # the logarithm of numbers up to 2**31
+    assert agent.network(state).statistics["instance"].weight == 0
+
+
 def test_value_targets_are_advantages_plus_values():
     environment = CountingEnvironment()
     envs = VectorEnvironment(environment, 2)
     numbers = PPOHyperparameters(1e-3, 1e-5, 1.0, 0.9, 0.8, 0.2, 0.0, 1.0)
     codec, key = make_action_codec(environment), jax.random.key(0)
     network = KnownNetwork(jnp.zeros(()))
-    walk = jax.jit(lambda: collect(network, envs, codec, envs.init(key), key, numbers, 5))
-    _, batch, _ = walk()
+    walk = jax.jit(lambda: collect(network, envs, codec, envs.init(key), key, numbers, 5, None))
+    _, batch, *_ = walk()
     np.testing.assert_allclose(batch.value_targets, batch.advantages + batch.values)
 
 
@@ -144,8 +281,10 @@ def test_no_shuffled_copy_of_the_data_is_ever_built():
     agent = make_ppo(environment, make_spec_network(environment), config)
     state = jax.jit(agent.init)(jax.random.key(0), agent.hyperparameters)
     network, numbers = agent.network(state), state.hyperparameters
-    walk = jax.jit(lambda: collect(network, envs, codec, state.envs, jax.random.key(1), numbers, 8))
-    _, batch, _ = walk()
+    walk = jax.jit(
+        lambda: collect(network, envs, codec, state.envs, jax.random.key(1), numbers, 8, None)
+    )
+    _, batch, *_ = walk()
 
     def learn(batch):
         return update(network, state.optimiser, batch, codec, jax.random.key(2), numbers, config)
@@ -161,7 +300,7 @@ def test_same_seed_gives_the_same_bits():
 
 
 def test_another_seed_gives_another_network():
-    first, second = (jax.tree.leaves(small_state(seed).params)[0] for seed in (0, 1))
+    first, second = (small_state(seed).params.hidden[0].weight for seed in (0, 1))
     assert not np.array_equal(first, second)
 
 
@@ -183,7 +322,7 @@ def test_hyperparameters_can_be_swept_by_vmap():
     after, _ = jax.jit(jax.vmap(agent.step))(states)
     moved = [
         jnp.abs(a - b).reshape(2, -1).max(axis=1)
-        for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(states.params), strict=True)
+        for a, b in zip(*(jax.tree.leaves(s.params.hidden) for s in (after, states)), strict=True)
     ]
     still, moving = np.max(moved, axis=0)
     assert still == 0
@@ -308,7 +447,7 @@ def test_ppo_learns_the_easy_maze():
         ({"gamma": float("nan")}, "gamma is nan; give a number from 0 to 1"),
         ({"clip_epsilon": float("nan")}, "clip_epsilon is nan; give a number above 0"),
         ({"entropy_weight": -1.0}, "entropy_weight is -1.0; give 0 or more"),
-        ({"minibatch_size": 1000}, "1000, which does not divide the 8192 samples of 16 env"),
+        ({"minibatch_size": 1000}, "1000, which does not divide the 8192 samples of 64 env"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(settings, sentence):
@@ -318,5 +457,12 @@ def test_settings_that_cannot_work_are_refused_by_name(settings, sentence):
 
 def test_every_setting_is_either_static_or_in_the_state():
     names = {field.name for field in dataclasses.fields(PPOConfig)}
-    static = {"envs", "rollout_steps", "epochs", "minibatch_size", "normalise_advantages"}
+    static = {
+        "envs",
+        "rollout_steps",
+        "epochs",
+        "minibatch_size",
+        "normalise_advantages",
+        "normalise_values",
+    }
     assert names == static | set(PPOHyperparameters._fields)
