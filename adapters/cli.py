@@ -1,5 +1,6 @@
 """The command `vernal`: each subcommand is one call that a script can make too."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +10,16 @@ import equinox as eqx
 import jax
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 from .actions import make_action_codec
 from .agents.ppo import PPOConfig
 from .evaluation import make_random_policy, play, summarise
 from .networks import make_default_network
-from .registry import environment_names, make_environment
+from .options import REQUIRED, split_arguments
+from .registry import environment_names, find_options, make_environment
 from .runs import training
 from .runs.animation import animate, record_states, require_film
 from .runs.curve import draw_curve
@@ -24,6 +27,9 @@ from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
 
 _DEFAULTS = PPOConfig()
+
+# As --env-arg a=1 b=2, and as --env-arg a=1 --env-arg b=2.
+EnvArgs = UseAppendAction[tuple[tuple[str, ...], ...]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,6 +74,7 @@ def train_ppo(
     environment: Positional[str],
     config: OmitArgPrefixes[PPOConfig] = _DEFAULTS,
     *,
+    env_arg: EnvArgs = (),
     network: str = "auto",
     steps: int = 819_200,
     seed: int = 0,
@@ -76,8 +83,10 @@ def train_ppo(
     """Train an agent with proximal policy optimisation.
 
     Args:
-        environment: name of the environment; `vernal envs` lists all.
+        environment: name of the environment; `vernal envs` lists all. One of your own is
+            MODULE:CALLABLE, a class or a function that returns it.
         config: settings of PPO.
+        env_arg: options of the environment as NAME=VALUE; `vernal envs ENVIRONMENT` lists them.
         network: `spec` is built from the environment's specs; `planning` and `blog` are for
             mazes; `auto` is `planning` where mazes change, else `spec`.
         steps: environment steps to train for, rounded up to whole iterations.
@@ -85,7 +94,8 @@ def train_ppo(
         folder: folder of the run, not there yet; by default runs/ENVIRONMENT/ppo/seed-SEED, or
             the same with -2 and so on.
     """
-    run = training.RunConfig("ppo", environment, network, seed, steps, config)
+    arguments = split_arguments(itertools.chain(*env_arg))
+    run = training.RunConfig("ppo", environment, network, seed, steps, config, arguments)
     with progress_line() as report:
         _say_where(training.start(run, folder, report))
 
@@ -121,7 +131,9 @@ def evaluate(
         "sampled": lambda key, observation: agent.act(state, key, observation),
         "random legal": make_random_policy(environment),
     }
-    table = Table(title=f"{config.environment}, {episodes} episodes, mean ± 95 % interval")
+    options = [f"{name}={value}" for name, value in config.environment_arguments.items()]
+    name = " ".join([config.environment, *options])
+    table = Table(title=f"{name}, {episodes} episodes, mean ± 95 % interval")
     for number, (name, act) in enumerate(policies.items()):
         outcome = jax.jit(lambda key, act=act: play(environment, act, key, episodes))(
             jax.random.key(seed)
@@ -164,7 +176,11 @@ def watch(
     folder = RunFolder(run)
     path = next_free_path(folder.path / "agent.gif") if output is None else output
     require_film(path)
-    _, environment, agent, state = training.load(folder)
+    config, environment, agent, state = training.load(folder)
+    if not hasattr(environment, "animate"):
+        raise ValueError(
+            f"{config.environment} has no method animate(states, interval) that could draw it."
+        )
 
     def act(key: Any, observation: Any) -> Any:
         return agent.act(state, key if sampled else None, observation)
@@ -190,18 +206,65 @@ def plot(runs: Positional[list[Path]], *, output: Path | None = None) -> None:
     print(f"curves of {len(runs)} runs: {path}")
 
 
-def envs() -> None:
-    """List every environment, and whether PPO can train on it here."""
+def envs(environment: Positional[str | None] = None, *, env_arg: EnvArgs = ()) -> None:
+    """List every environment, and whether PPO can train on it here; or one with its options.
+
+    Args:
+        environment: the one whose options to list; all environments by default.
+        env_arg: options as NAME=VALUE: a chosen generator has options of its own.
+    """
+    arguments = split_arguments(itertools.chain(*env_arg))
+    if environment is not None:
+        _describe_environment(environment, arguments)
+    elif arguments:
+        raise ValueError("options are those of one environment; name it before --env-arg.")
+    else:
+        _list_environments()
+
+
+def _list_environments() -> None:
     table = Table("environment", "actions", "works here")
+    table.columns[0].no_wrap = True
     for name in environment_names():
-        try:
-            environment = make_environment(name)
-            codec = make_action_codec(environment)
-            eqx.filter_eval_shape(make_default_network(environment), jax.random.key(0))
-            table.add_row(name, f"{codec.kind} {codec.output_shape}", "yes")
-        except ValueError as error:
-            table.add_row(name, "", f"no: {error}")
+        table.add_row(name, *_try_out(name, {}))
     Console().print(table)
+    print("options of one, as of Maze-v0: vernal envs Maze-v0")
+
+
+def _describe_environment(name: str, arguments: dict[str, str]) -> None:
+    options = find_options(name, arguments)
+    table = Table("option", "default", "or")
+    table.columns[0].no_wrap = True
+    for option, (_, default) in options.own.items():
+        table.add_row(option, _describe_default(default))
+    for part, (classes, chosen, inner) in options.parts.items():
+        others = [kind for kind in classes if classes[kind] is not chosen]
+        table.add_row(part, chosen.__name__ if chosen else "its own", ", ".join(others))
+        for option, (_, default) in inner.items():
+            table.add_row(f"  {option}", _describe_default(default))
+    actions, works = _try_out(name, arguments)
+    Console().print(f"{name}  actions: {actions or 'unknown'}  works here: {works}")
+    if table.rows:
+        Console().print(table)
+        print(f"choose, as in: vernal train ppo {name} --env-arg NAME=VALUE")
+    else:
+        print("It has no options.")
+
+
+def _describe_default(default: Any) -> str:
+    text = "required" if default is REQUIRED else repr(default)
+    return text if len(text) <= 24 else text[:21] + "..."
+
+
+def _try_out(name: str, arguments: dict[str, str]) -> tuple[str, str]:
+    """Actions of an environment, and whether PPO can train on it; nothing is computed."""
+    try:
+        environment = make_environment(name, arguments)
+        codec = make_action_codec(environment)
+        eqx.filter_eval_shape(make_default_network(environment), jax.random.key(0))
+        return f"{codec.kind} {codec.output_shape}", "yes"
+    except ValueError as error:
+        return "", f"no: {escape(str(error))}"
 
 
 def _say_where(folder: RunFolder) -> None:

@@ -35,6 +35,7 @@ class RunConfig:
         seed: of every random number.
         steps: environment steps to train for, rounded up to whole iterations.
         settings: the agent's own.
+        environment_arguments: options of the environment, as text by name.
     """
 
     agent: str
@@ -43,6 +44,7 @@ class RunConfig:
     seed: int
     steps: int
     settings: Any
+    environment_arguments: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything compiles or is written."""
@@ -104,14 +106,21 @@ def build(config: RunConfig) -> tuple[Any, Agent]:
     Raises:
         ValueError: the environment is unknown, or something does not fit it.
     """
-    environment = make_environment(config.environment)
+    environment = make_environment(config.environment, config.environment_arguments)
     make_network = NETWORKS[config.network](environment)
     return environment, AGENTS[config.agent][1](environment, make_network, config.settings)
 
 
 def default_folder(config: RunConfig) -> Path:
-    """`runs/ENVIRONMENT/AGENT/seed-N`, or the first free one like it."""
-    return next_free_path(Path("runs", config.environment, config.agent, f"seed-{config.seed}"))
+    """`runs/ENVIRONMENT/AGENT/seed-N`, or the first free one like it.
+
+    Example:
+        >>> config = RunConfig("ppo", "my_package.mazes:Corridor", "auto", 3, 1000, PPOConfig())
+        >>> default_folder(config).as_posix()
+        'runs/Corridor/ppo/seed-3'
+    """
+    environment = config.environment.rpartition(":")[2]
+    return next_free_path(Path("runs", environment, config.agent, f"seed-{config.seed}"))
 
 
 def start(config: RunConfig, path: Path | None, report: Callable[[Progress], None]) -> RunFolder:
@@ -243,9 +252,11 @@ def _train(
                 if is_last and any(row["episodes"] for row in folder.read_metrics()):
                     draw_curve([folder], folder.curve_path)
                 if interrupted.is_set():
+                    is_complete = iteration == iterations
+                    goes_on = f"`vernal resume {folder.path}` goes on"
                     raise KeyboardInterrupt(
                         f"stopped after iteration {iteration}, whose state is saved; "
-                        f"`vernal resume {folder.path}` goes on."
+                        f"{'the run is complete' if is_complete else goes_on}."
                     )
     finally:
         checkpoints.close()

@@ -77,6 +77,13 @@ def test_train_evaluate_watch_plot(vernal, tmp_path):
         ("watch nowhere --output agent.avi", "ends in .gif or .mp4"),
         ("train ppo maze-easy --network resnet", "no network 'resnet'; choose one of auto"),
         ("train ppo Snake-v1 --network blog", "network 'blog' is for mazes only"),
+        ("train ppo Maze-v0 --env-arg num_row=5", "no option 'num_row'; it has num_rows"),
+        ("train ppo Maze-v0 --env-arg num_rows", "an option is written NAME=VALUE"),
+        ("train ppo Maze-v0 --env-arg a=1 --env-arg a=2", "a is given twice, as 1 and as 2"),
+        ("train ppo maze-v0", "did you mean Maze-v0"),
+        ("train ppo nowhere:make", "nowhere cannot be imported"),
+        ("envs Maze-v1", "no environment 'Maze-v1'; did you mean Maze-v0"),
+        ("envs --env-arg num_rows=5", "options are those of one environment"),
         ("train dqn maze-easy", "dqn"),
         ("trian ppo maze-easy", "trian"),
         ("train ppo maze-easy --learnin-rate 1", "--learning-rate"),
@@ -118,3 +125,29 @@ def test_envs_lists_every_environment_and_why_one_does_not_work(vernal):
     assert "Connector-v3" in output
     (line,) = [line for line in output.splitlines() if "Sokoban" in line and "│" in line][:1]
     assert "no: " in line
+
+
+def test_envs_lists_the_options_of_one_environment_with_their_defaults(vernal):
+    code, output, _ = vernal("envs", "Maze-v0")
+    assert code == 0
+    rows = [line.replace("│", " ").split() for line in output.splitlines() if "│" in line]
+    assert rows == [
+        ["time_limit", "None"],
+        ["generator", "RandomGenerator", "ToyGenerator"],
+        ["num_rows", "10"],
+        ["num_cols", "10"],
+    ]
+
+
+def test_envs_lists_the_options_of_a_chosen_generator(vernal):
+    chosen = "generator=UniformRandomGenerator"
+    _, output, _ = vernal("envs", "Connector-v3", "--env-arg", chosen)
+    assert "grid_size" in output
+    assert "temperature" not in output
+
+
+def test_envs_tells_how_an_environment_without_levels_is_made(vernal):
+    code, output, _ = vernal("envs", "Sokoban-v0")
+    assert code == 0
+    assert "--env-arg generator=ToyGenerator" in output
+    assert "SimpleSolveGenerator" in output

@@ -55,11 +55,59 @@ def test_a_name_like_no_other_offers_none(name):
         make_environment(name)
 
 
-def test_sokoban_is_refused_in_a_sentence_without_network_access(monkeypatch):
+@pytest.fixture
+def offline(monkeypatch):
+    """Fail whatever asks the network."""
+
     def refuse(*args, **kwargs):
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    with pytest.raises(ValueError, match=r"Sokoban-v0 downloads its levels .* ToyGenerator"):
-        make_environment("Sokoban-v0")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("arguments", [{}, {"time_limit": "5"}])
+def test_sokoban_is_refused_in_a_sentence_without_network_access(arguments):
+    with pytest.raises(
+        ValueError, match=r"Sokoban-v0 downloads its levels .* --env-arg generator=ToyGenerator"
+    ):
+        make_environment("Sokoban-v0", arguments)
+
+
+@pytest.mark.usefixtures("offline")
+def test_sokoban_with_levels_of_its_own_is_made_without_network_access(monkeypatch):
+    # What draws it opens pictures and leaves them open.
+    monkeypatch.setattr("jumanji.environments.routing.sokoban.env.BoxViewer", lambda *_, **__: None)
+    sokoban = make_environment("Sokoban-v0", {"generator": "ToyGenerator", "time_limit": "50"})
+    assert type(sokoban.generator).__name__ == "ToyGenerator"
+    assert sokoban.time_limit == 50
+
+
+def test_options_reach_the_environment_and_its_generator():
+    maze = make_environment("Maze-v0", {"num_rows": "5", "time_limit": "30"})
+    assert (maze.num_rows, maze.num_cols, maze.time_limit) == (5, 10, 30)
+    assert maze.observation_spec.walls.shape == (5, 10)
+
+
+def test_an_option_wins_over_what_jumanji_registered():
+    cube = make_environment("RubiksCube-partly-scrambled-v0", {"time_limit": "30"})
+    assert cube.time_limit == 30
+    assert cube.generator.num_scrambles_on_reset == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("maze-easy", {"num_rows": "5"}, "maze-easy has no option 'num_rows'; it has none."),
+        ("Maze-v0", {"num_rows": "-3"}, "Maze-v0 with num_rows=-3 cannot be made: ValueError: "),
+        ("Game2048-v1", {"board_size": "0"}, "the reset of Game2048-v1 with board_size=0 fails: "),
+        ("json:loads", {}, "json:loads needs s; give each as NAME=VALUE."),
+        ("json:loads", {"s": "}"}, "json:loads with s=} cannot be made: JSONDecodeError: "),
+        ("json:loads", {"s": "'[]'"}, "json:loads with s='[]' lacks reset, step, "),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(name, arguments, sentence):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        make_environment(name, arguments)
+    assert str(error.value).startswith(sentence)

@@ -114,6 +114,23 @@ def test_config_of_a_run_makes_it_again(whole_run):
     assert set(values["versions"]) >= {"vernal", "jax", "jumanji"}
 
 
+def test_options_of_the_environment_are_those_of_the_run(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, environment="Maze-v0", environment_arguments={"num_rows": "5", "num_cols": "4"}
+    )
+    folder = create_run_folder(tmp_path / "run")
+    folder.write_config(config.to_dict())
+    read = training.RunConfig.from_dict(folder.read_config())
+    maze, _ = training.build(read)
+    assert (maze.num_rows, maze.num_cols) == (5, 4)
+
+
+def test_config_from_before_there_were_options_is_read(whole_run):
+    values = whole_run.read_config()
+    del values["environment_arguments"]
+    assert training.RunConfig.from_dict(values) == CONFIG
+
+
 def test_half_a_line_of_metrics_is_left_out(run_copy):
     with run_copy.metrics_path.open("a") as file:
         file.write('{"iteration": 5, "epi')
@@ -279,6 +296,18 @@ def test_interrupt_saves_the_iteration_it_came_in(tmp_path):
         training.start(CONFIG, tmp_path / "run", interrupt)
     assert int(training.load(RunFolder(tmp_path / "run"))[3].iteration) == 2
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_in_the_last_iteration_says_that_the_run_is_complete(run_copy):
+    def interrupt(progress):
+        del progress
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(
+        KeyboardInterrupt, match=r"after iteration 5, .* the run is complete"
+    ) as stop:
+        training.resume(run_copy, interrupt, steps=128 * 5)
+    assert "resume" not in str(stop.value)
 
 
 def test_curve_shows_every_run(whole_run, tmp_path):
