@@ -8,6 +8,7 @@ trajectory does not change with the length of the queues, the size of the batche
 number of copies beside it, or the device it runs on.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -15,6 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from .scan import where
+
+# Longer queues make larger batches, which are cheaper an episode; past 16 the gain is small.
+_MOST_EPISODES = 16
+_MOST_BYTES = 64 * 2**20
 
 
 @runtime_checkable
@@ -59,6 +64,72 @@ def read_specs(environment: Environment) -> tuple[Any, Any]:
     """
     with jax.ensure_compile_time_eval():
         return environment.observation_spec, environment.action_spec
+
+
+def check_environment(environment: Environment) -> None:
+    """Refuse an environment that cannot take one step after another, before anything compiles.
+
+    A step must keep the structure, shapes and dtypes of the state and of the observation. In
+    JAX's 64-bit mode about half of Jumanji's environments do not.
+
+    Args:
+        environment: one environment, without automatic reset.
+
+    Raises:
+        ValueError: a step changes one of them; or, in 64-bit mode, cannot even be traced.
+
+    Example:
+        >>> import jax, jumanji
+        >>> check_environment(jumanji.make("JobShop-v0"))
+        >>> with jax.enable_x64(True):
+        ...     check_environment(jumanji.make("JobShop-v0"))
+        Traceback (most recent call last):
+        ValueError: JobShop cannot take one step after another: a step changes \
+observation.machines_remaining_times from int32[10] to int64[10]; \
+JAX's 64-bit mode (jax_enable_x64) is on, switch it off.
+    """
+    _trace_first_step(environment, environment.reset, environment.step)
+
+
+def _trace_first_step(
+    environment: Environment, reset: Callable[..., Any], step: Callable[..., Any]
+) -> tuple[Any, Any]:
+    """Shapes of an episode's first state and observation, unless a step changes them."""
+    action = read_specs(environment)[1].generate_value()
+    try:
+        state, timestep = jax.eval_shape(reset, jax.random.key(0))
+        next_state, next_timestep = jax.eval_shape(step, state, action)
+    except (TypeError, ValueError) as error:
+        if not jax.config.read("jax_enable_x64"):
+            raise
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise _refusal(environment, reason) from error
+    first = {"state": state, "observation": timestep.observation}
+    second = {"state": next_state, "observation": next_timestep.observation}
+    before, after = _describe_leaves(first), _describe_leaves(second)
+    for leaf in before | after:
+        old, new = before.get(leaf, "nothing"), after.get(leaf, "nothing")
+        if old != new:
+            raise _refusal(environment, f"a step changes {leaf} from {old} to {new}")
+    if jax.tree.structure(first) != jax.tree.structure(second):
+        raise _refusal(environment, "a step changes the classes in its state or observation")
+    return state, timestep.observation
+
+
+def _describe_leaves(tree: Any) -> dict[str, str]:
+    """As `{"state.key": "uint32[2]"}`."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+def _refusal(environment: Environment, fault: str) -> ValueError:
+    in_64_bits = jax.config.read("jax_enable_x64")
+    advice = "; JAX's 64-bit mode (jax_enable_x64) is on, switch it off." if in_64_bits else "."
+    name = type(environment).__name__
+    return ValueError(f"{name} cannot take one step after another: {fault}{advice}")
 
 
 class Queue(NamedTuple):
@@ -146,7 +217,7 @@ class VectorEnvironment:
         environment: Environment,
         num_envs: int,
         *,
-        queue_length: int = 16,
+        queue_length: int | None = None,
         first_index: int = 0,
     ) -> None:
         """Describe the copies; nothing is generated yet.
@@ -155,20 +226,26 @@ class VectorEnvironment:
             environment: one environment, without automatic reset.
             num_envs: how many copies, `B`.
             queue_length: how many coming episodes to hold for each copy, `Q`. It changes
-                memory and speed, no trajectory.
+                memory and speed, no trajectory. If not given, as many as fit into 64 MiB for all
+                copies together, but at least 1 and at most 16.
             first_index: index of the first copy, where these are a part of a larger whole.
 
         Raises:
-            ValueError: a count is below 1.
+            ValueError: a count is below 1, or `check_environment` refuses the environment.
         """
-        if num_envs < 1 or queue_length < 1:
+        if num_envs < 1 or (queue_length is not None and queue_length < 1):
             raise ValueError(
                 f"VectorEnvironment needs at least one copy and a queue of at least one episode; "
                 f"got num_envs={num_envs}, queue_length={queue_length}."
             )
         self.environment = environment
+        # Compiled functions keep what is traced for the check, which takes half a second for some.
+        self._reset, self._step = jax.jit(environment.reset), jax.jit(environment.step)
+        episode = _trace_first_step(environment, self._reset, self._step)
         self.num_envs = num_envs
-        self.queue_length = queue_length
+        self.queue_length = queue_length or _fitting_queue_length(num_envs, episode)
+        # Episodes made side by side are cheaper, but all of a batch wait for one.
+        self.batch_size = max(1, num_envs * self.queue_length // 4)
         self.first_index = first_index
 
     def init(self, key: PRNGKeyArray) -> EnvState:
@@ -184,11 +261,11 @@ class VectorEnvironment:
         episodes = jnp.tile(jnp.arange(self.queue_length), self.num_envs)
         states, observations = self._generate(key, copies, episodes)
         full = jnp.full(self.num_envs, self.queue_length)
-        queue = Queue(states, observations, generated=full, taken=jnp.zeros_like(full))
-        queue, states, observations = self._take(queue, jnp.ones(self.num_envs, bool))
+        queue = Queue(states, observations, generated=full, taken=jnp.ones_like(full))
+        first = jax.tree.map(lambda x: x[:: self.queue_length], queue)
         return EnvState(
-            states=states,
-            observations=observations,
+            states=first.states,
+            observations=first.observations,
             episode_returns=jnp.zeros(self.num_envs),
             episode_lengths=jnp.zeros(self.num_envs, jnp.int32),
             queue=queue,
@@ -207,7 +284,7 @@ class VectorEnvironment:
         Returns:
             The copies after the step, and what it brought.
         """
-        states, timesteps = jax.vmap(self.environment.step)(env_state.states, actions)
+        states, timesteps = jax.vmap(self._step)(env_state.states, actions)
         # Agents of a team may have a reward and a discount each: the team earns the sum,
         # and goes on as long as one of them does.
         rewards = timesteps.reward.reshape(self.num_envs, -1).sum(axis=1).astype(jnp.float32)
@@ -224,13 +301,13 @@ class VectorEnvironment:
             extras=timesteps.extras,
         )
         queue = self._refill(env_state.queue, env_state.key, ended)
-        queue, first_states, first_observations = self._take(queue, ended)
+        states, observations = self._begin(queue, ended, states, timesteps.observation)
         env_state = EnvState(
-            states=where(ended, first_states, states),
-            observations=where(ended, first_observations, timesteps.observation),
+            states=states,
+            observations=observations,
             episode_returns=jnp.where(ended, 0, transition.episode_returns),
             episode_lengths=jnp.where(ended, 0, transition.episode_lengths),
-            queue=queue,
+            queue=queue._replace(taken=queue.taken + ended),
             key=env_state.key,
         )
         return env_state, transition
@@ -240,18 +317,27 @@ class VectorEnvironment:
 
         def generate_one(copy: Array, episode: Array) -> tuple[Any, Any]:
             copy_key = jax.random.fold_in(key, self.first_index + copy)
-            state, timestep = self.environment.reset(jax.random.fold_in(copy_key, episode))
+            state, timestep = self._reset(jax.random.fold_in(copy_key, episode))
             return state, timestep.observation
 
         return jax.vmap(generate_one)(copies, episodes)
 
-    def _take(self, queue: Queue, needed: Bool[Array, " B"]) -> tuple[Queue, Any, Any]:
-        """The next episode of every copy, gone from the queue where it was needed."""
+    def _begin(
+        self, queue: Queue, ended: Bool[Array, " B"], states: Any, observations: Any
+    ) -> tuple[Any, Any]:
+        """The copies, where an episode ended at the start of the next one."""
         slots = jnp.arange(self.num_envs) * self.queue_length + queue.taken % self.queue_length
-        states, observations = jax.tree.map(
-            lambda x: x.at[slots].get(mode="promise_in_bounds"), (queue.states, queue.observations)
-        )
-        return queue._replace(taken=queue.taken + needed), states, observations
+
+        def begin(carry: Any) -> Any:
+            first = jax.tree.map(
+                lambda x: x.at[slots].get(mode="promise_in_bounds"),
+                (queue.states, queue.observations),
+            )
+            return where(ended, first, carry[0]), jnp.array(False)
+
+        # Often no episode ends, and then no state is moved: a loop of at most one turn.
+        carry = ((states, observations), jnp.any(ended))
+        return jax.lax.while_loop(lambda carry: carry[1], begin, carry)[0]
 
     def _refill(self, queue: Queue, key: PRNGKeyArray, needed: Bool[Array, " B"]) -> Queue:
         """Generate batches of episodes until no copy that needs one has an empty queue."""
@@ -260,13 +346,12 @@ class VectorEnvironment:
             return jnp.any(needed & (queue.taken == queue.generated))
 
         def generate(queue: Queue) -> Queue:
-            # All free places, those of the emptiest queues first; a batch fills a quarter of all
-            # there are: episodes made side by side are cheaper, but all of a batch wait for one.
+            # All free places, those of the emptiest queues first.
             free = self.queue_length - (queue.generated - queue.taken)
             ahead = jnp.arange(self.queue_length)[None, :]
             is_free = ahead < free[:, None]
             urgency = jnp.where(is_free, ahead - free[:, None], 1).ravel()
-            chosen = jnp.argsort(urgency, stable=True)[:batch_size]
+            chosen = jnp.argsort(urgency, stable=True)[: self.batch_size]
             copies, place = jnp.divmod(chosen, self.queue_length)
             episodes = queue.generated[copies] + place
             states, observations = self._generate(key, copies, episodes)
@@ -284,6 +369,11 @@ class VectorEnvironment:
                 taken=queue.taken,
             )
 
-        batch_size = max(1, self.num_envs * self.queue_length // 4)
         # A loop of no turns, not a `cond`: under `vmap` a `cond` would run both branches.
         return jax.lax.while_loop(is_dry, generate, queue)
+
+
+def _fitting_queue_length(num_envs: int, episode: Any) -> int:
+    """How many episodes of that size may wait for each copy."""
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(episode))
+    return max(1, min(_MOST_EPISODES, _MOST_BYTES // max(1, num_envs * size)))

@@ -64,7 +64,7 @@ def source_file(made: Any) -> str | None:
     return getattr(sys.modules.get(getattr(made, "__module__", "")), "__file__", None)
 
 
-def check_environment(environment: Any, name: str = "the environment") -> None:
+def check_own_environment(environment: Any, name: str = "the environment") -> None:
     """Refuse what no agent could train on; a reset and a step are traced, and nothing compiles.
 
     Args:
@@ -77,8 +77,8 @@ def check_environment(environment: Any, name: str = "the environment") -> None:
 
     Example:
         >>> import jumanji
-        >>> check_environment(jumanji.make("Snake-v1"))
-        >>> check_environment(jumanji)
+        >>> check_own_environment(jumanji.make("Snake-v1"))
+        >>> check_own_environment(jumanji)
         Traceback (most recent call last):
         ValueError: the environment lacks reset, step, observation_spec, action_spec, ...
     """

@@ -8,7 +8,7 @@ from typing import Any
 import jumanji
 from jumanji.environments import Sokoban
 
-from .factories import check_environment, import_factory, source_file
+from .factories import check_own_environment, import_factory, source_file
 from .mazes import make_easy_maze, make_medium_maze
 from .options import Options, faults_as, read_arguments, read_options
 
@@ -66,7 +66,7 @@ or maze-medium? `vernal envs` lists all.
     full_name = f"{name} with {given}" if given else name
     with faults_as(f"{full_name} cannot be made", source_file(make) if is_own else None):
         environment = make(**keywords)
-    check_environment(environment, full_name)
+    check_own_environment(environment, full_name)
     return environment
 
 

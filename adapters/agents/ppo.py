@@ -434,7 +434,7 @@ def check_network(network: Any, environment: Environment, codec: ActionCodec) ->
             "the environment resets itself, which hides the true last observations; give the one "
             "inside the wrapper."
         )
-    _, timestep = eqx.filter_eval_shape(environment.reset, jax.random.key(0))
+    _, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
     if isinstance(network, KeepsStatistics):
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), timestep.observation

@@ -3,9 +3,11 @@
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jumanji import specs
 from jumanji.types import TimeStep, restart, termination, transition, truncation
 
@@ -15,6 +17,113 @@ from vernal.adapters.registry import environment_names, make_environment
 OFFLINE = [name for name in environment_names() if name != "Sokoban-v0"]
 
 make_once = functools.cache(make_environment)
+
+# Each of Jumanji's environments, so small that it compiles fast and its episodes are short.
+SMALL: dict[str, dict[str, Any]] = {
+    "BinPack-v2": {
+        "obs_num_ems": 4,
+        "max_num_ems": 6,
+        "max_num_items": 4,
+        "split_num_same_items": 1,
+    },
+    "CVRP-v1": {"num_nodes": 4, "max_capacity": 10, "max_demand": 5},
+    "Cleaner-v0": {"num_rows": 4, "num_cols": 4, "num_agents": 2, "time_limit": 6},
+    "Connector-v3": {"grid_size": 4, "num_agents": 2, "time_limit": 5},
+    "FlatPack-v0": {"num_row_blocks": 2, "num_col_blocks": 2},
+    "Game2048-v1": {"board_size": 2},
+    "GraphColoring-v1": {"num_nodes": 4, "edge_probability": 0.5},
+    "JobShop-v0": {"num_jobs": 3, "num_machines": 2, "max_num_ops": 2, "max_op_duration": 2},
+    "Knapsack-v1": {"num_items": 6, "total_budget": 2.0},
+    "LevelBasedForaging-v0": {"grid_size": 5, "num_food": 1, "fov": 2, "time_limit": 6},
+    "MMST-v0": {
+        "num_nodes": 12,
+        "num_edges": 16,
+        "num_agents": 2,
+        "num_nodes_per_agent": 3,
+        "max_step": 6,
+        "time_limit": 6,
+    },
+    "Maze-v0": {"num_rows": 5, "num_cols": 5, "time_limit": 6},
+    "Minesweeper-v0": {"num_rows": 4, "num_cols": 4, "num_mines": 3},
+    "MultiCVRP-v0": {"num_customers": 6},
+    "PacMan-v1": {"time_limit": 6},
+    "RobotWarehouse-v0": {
+        "shelf_rows": 1,
+        "column_height": 2,
+        "num_agents": 2,
+        "request_queue_size": 2,
+        "time_limit": 6,
+    },
+    "RubiksCube-v0": {"cube_size": 2, "num_scrambles_on_reset": 3, "time_limit": 6},
+    "SearchAndRescue-v0": {"num_targets": 3, "num_vision": 8, "time_limit": 6},
+    "SlidingTilePuzzle-v0": {"grid_size": 3, "num_random_moves": 10, "time_limit": 6},
+    "Snake-v1": {"num_rows": 4, "num_cols": 4, "time_limit": 6},
+    "Sokoban-v0": {"generator": "ToyGenerator", "time_limit": 6},
+    "Sudoku-very-easy-v0": {},
+    "TSP-v1": {"num_cities": 4},
+    "Tetris-v0": {"num_rows": 6, "num_cols": 5, "time_limit": 6},
+}
+
+
+@functools.cache
+def make_small(name: str) -> Any:
+    """Jumanji's environment of that name with the options in `SMALL`."""
+    with (
+        jax.numpy_rank_promotion("allow"),  # inside some of Jumanji's environments
+        mock.patch("jumanji.environments.routing.sokoban.env.BoxViewer"),  # leaves files open
+    ):
+        return make_environment(name, SMALL[name])
+
+
+def assert_trees_equal(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        rows = [
+            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+            for x in (a, b)
+        ]
+        np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def assert_trees_close(tree, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), tree, other)
+
+
+@functools.cache
+def compiled(environment: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Reset and step of the raw environment."""
+    return jax.jit(environment.reset), jax.jit(environment.step)
+
+
+def play_by_hand(environment, key, copy, actions):
+    """The trajectory of one copy, by a plain loop over the raw environment.
+
+    Returns what each step brings, what is seen after it, and what is seen at first.
+    """
+    reset, step = compiled(environment)
+    copy_key = jax.random.fold_in(key, copy)
+    episode, total, length = 0, np.float32(0), 0
+    state, timestep = reset(jax.random.fold_in(copy_key, 0))
+    first, rows = timestep.observation, []
+    for action in actions:
+        state, timestep = step(state, action)
+        reward = np.asarray(timestep.reward, np.float32).sum()
+        last, discount = bool(timestep.last()), np.asarray(timestep.discount, np.float32).max()
+        total, length = total + reward, length + 1
+        row = {
+            "rewards": reward,
+            "discounts": discount,
+            "terminated": last and discount == 0,
+            "truncated": last and discount != 0,
+            "next_observations": timestep.observation,
+            "episode_returns": total,
+            "episode_lengths": length,
+        }
+        if last:
+            episode, total, length = episode + 1, np.float32(0), 0
+            state, timestep = reset(jax.random.fold_in(copy_key, episode))
+        rows.append((row, timestep.observation))
+    return *jax.tree.map(lambda *leaves: np.stack(leaves), *rows), first
 
 
 class Observation(NamedTuple):

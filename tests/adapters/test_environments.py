@@ -1,7 +1,9 @@
 """Vectorised environments: equal to a plain loop, whatever the queues and the neighbours."""
 
+import dataclasses
 import functools
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,18 @@ from jumanji import specs
 from jumanji.environments import Connector, Maze
 from jumanji.environments.routing.connector.generator import UniformRandomGenerator
 from jumanji.environments.routing.maze.generator import RandomGenerator
+from jumanji.types import restart
 
 from vernal.adapters.actions import make_action_codec
-from vernal.adapters.environments import VectorEnvironment, read_specs
+from vernal.adapters.environments import VectorEnvironment, check_environment, read_specs
 
-from .environments_for_tests import OFFLINE, CountingEnvironment, SpecsOnly, make_once
+from .environments_for_tests import (
+    CountingEnvironment,
+    SpecsOnly,
+    assert_trees_close,
+    assert_trees_equal,
+    play_by_hand,
+)
 
 KEY = jax.random.key(7)
 STEPS, COPIES = 40, 4
@@ -25,20 +34,6 @@ ENVIRONMENTS = {
     "counting": COUNTING,
     "maze": Maze(RandomGenerator(5, 5), time_limit=9),
 }
-
-
-def assert_trees_equal(tree, other):
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        rows = [
-            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-            for x in (a, b)
-        ]
-        np.testing.assert_array_equal(rows[0], rows[1])
-
-
-def assert_trees_close(tree, other):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), tree, other)
 
 
 def roll(envs, actions, key=KEY):
@@ -64,33 +59,6 @@ def rolled(name, queue_length=4):
     return roller(name, queue_length)(ACTIONS)
 
 
-def play_by_hand(environment, key, copy, actions):
-    """The trajectory of one copy, by a plain loop over the raw environment."""
-    reset, step = jax.jit(environment.reset), jax.jit(environment.step)
-    copy_key = jax.random.fold_in(key, copy)
-    episode, total, length = 0, 0.0, 0
-    state, timestep = reset(jax.random.fold_in(copy_key, 0))
-    rows = []
-    for action in actions:
-        state, timestep = step(state, action)
-        total, length = total + float(timestep.reward.sum()), length + 1
-        last, discount = bool(timestep.last()), float(timestep.discount.max())
-        row = {
-            "rewards": float(timestep.reward.sum()),
-            "discounts": discount,
-            "terminated": last and discount == 0,
-            "truncated": last and discount != 0,
-            "next_observations": timestep.observation,
-            "episode_returns": total,
-            "episode_lengths": length,
-        }
-        if last:
-            episode, total, length = episode + 1, 0.0, 0
-            state, timestep = reset(jax.random.fold_in(copy_key, episode))
-        rows.append((row, timestep.observation))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-
-
 @functools.cache
 def by_hand(name, copy):
     return play_by_hand(ENVIRONMENTS[name], KEY, copy, np.asarray(ACTIONS[:, copy]))
@@ -104,7 +72,7 @@ each_copy = pytest.mark.parametrize("copy", [0, COPIES - 1])
 @each_copy
 def test_transitions_equal_a_plain_loop(name, copy):
     _, _, transitions = rolled(name)
-    expected, _ = by_hand(name, copy)
+    expected, _, _ = by_hand(name, copy)
     for field, rows in expected.items():
         assert_trees_close(jax.tree.map(lambda x: x[:, copy], getattr(transitions, field)), rows)
 
@@ -113,7 +81,7 @@ def test_transitions_equal_a_plain_loop(name, copy):
 @each_copy
 def test_what_the_agent_sees_next_equals_a_plain_loop(name, copy):
     _, states, _ = rolled(name)
-    _, expected = by_hand(name, copy)
+    _, expected, _ = by_hand(name, copy)
     assert_trees_close(jax.tree.map(lambda x: x[:, copy], states.observations), expected)
 
 
@@ -127,9 +95,8 @@ def test_the_loops_above_meet_several_ends_of_every_copy(name):
 @each_copy
 def test_first_observations_are_those_of_episode_0(name, copy):
     first, _, _ = rolled(name)
-    key = jax.random.fold_in(jax.random.fold_in(KEY, copy), 0)
-    _, timestep = jax.jit(ENVIRONMENTS[name].reset)(key)
-    assert_trees_close(jax.tree.map(lambda x: x[copy], first.observations), timestep.observation)
+    _, _, expected = by_hand(name, copy)
+    assert_trees_close(jax.tree.map(lambda x: x[copy], first.observations), expected)
 
 
 @pytest.mark.parametrize("queue_length", [1, 2, 5])
@@ -359,29 +326,127 @@ def test_an_old_uint32_key_gives_the_same_episodes():
     assert_trees_equal(old[2], rolled("counting")[2])
 
 
-@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")
-@pytest.mark.parametrize("name", OFFLINE)
-def test_a_step_keeps_every_shape_and_dtype_of_the_state(name):
-    environment = make_once(name)
-    codec = make_action_codec(environment)
-    envs = VectorEnvironment(environment, 2, queue_length=3)
-    actions = jax.ShapeDtypeStruct((2, *codec.action_shape), codec.dtype)
-    with jax.numpy_rank_promotion("allow"):  # inside some of Jumanji's environments
-        before = jax.eval_shape(envs.init, KEY)
-        after, transition = jax.eval_shape(envs.step, before, actions)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    for field in ("rewards", "discounts", "terminated", "truncated", "episode_returns"):
-        assert getattr(transition, field).shape == (2,)
-
-
 @pytest.mark.parametrize("counts", [{"num_envs": 0}, {"num_envs": 2, "queue_length": 0}])
 def test_counts_below_1_are_refused_with_what_was_given(counts):
     with pytest.raises(ValueError, match="at least one copy and a queue of at least one") as error:
         VectorEnvironment(COUNTING, **counts)
     for name, value in counts.items():
         assert f"{name}={value}" in str(error.value)
+
+
+class Altered(CountingEnvironment):
+    """Its step returns another state and timestep than it should."""
+
+    def __init__(self, alter):
+        super().__init__()
+        self.alter = alter
+
+    def step(self, state, action):
+        return self.alter(*super().step(state, action))
+
+
+def alter_state(**parts):
+    """An alteration of some parts of the state."""
+
+    def alter(state, timestep):
+        changed = {part: change(getattr(state, part)) for part, change in parts.items()}
+        return state._replace(**changed), timestep
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    ("alter", "change"),
+    [
+        (alter_state(steps=lambda x: x.astype(float)), "state.steps from int32[] to float32[]"),
+        (alter_state(length=lambda x: x[None]), "state.length from int32[] to int32[1]"),
+        (alter_state(key=lambda _: None), "state.key from key<fry>[] to nothing"),
+        (alter_state(key=lambda x: (x, x)), "state.key from key<fry>[] to nothing"),
+        (
+            lambda state, timestep: (
+                state,
+                timestep.replace(observation=timestep.observation._asdict() | {"more": 0}),
+            ),
+            "observation.more from nothing to int32[]",
+        ),
+        (
+            lambda state, timestep: (state._asdict(), timestep),
+            "the classes in its state or observation",
+        ),
+    ],
+    ids=["dtype", "shape", "leaf lost", "leaf parted", "leaf added", "class"],
+)
+def test_an_environment_whose_step_alters_its_trees_is_refused(alter, change):
+    environment = Altered(alter)
+    with pytest.raises(ValueError, match="Altered cannot take one step after another") as error:
+        check_environment(environment)
+    assert str(error.value).endswith(f": a step changes {change}.")
+    with pytest.raises(ValueError, match="Altered cannot"):
+        VectorEnvironment(environment, 2)
+
+
+def test_a_fault_in_an_environments_own_step_is_shown_as_it_is():
+    def alter(state, timestep):
+        raise TypeError("as it is")
+
+    with pytest.raises(TypeError, match="as it is"):
+        check_environment(Altered(alter))
+
+
+def test_a_weak_type_is_no_change():
+    environment = Altered(alter_state(steps=lambda _: 1))
+    envs = VectorEnvironment(environment, COPIES)
+    jax.eval_shape(functools.partial(roll, envs), ACTIONS)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Incomparable:
+    """As the agents of Jumanji's Connector."""
+
+    state: Any
+
+    def __eq__(self, other):
+        raise AssertionError("compared")
+
+    __hash__ = object.__hash__
+
+
+class WithIncomparableState(SpecsOnly):
+    def reset(self, key):
+        state, timestep = COUNTING.reset(key)
+        return Incomparable(state), timestep
+
+    def step(self, state, action):
+        state, timestep = COUNTING.step(state.state, action)
+        return Incomparable(state), timestep
+
+
+def test_states_are_compared_leaf_by_leaf():
+    check_environment(WithIncomparableState(lambda: specs.DiscreteArray(3)))
+
+
+class Large(CountingEnvironment):
+    """An episode's first state and observation take 16 KiB."""
+
+    def reset(self, key):
+        state, _ = super().reset(key)
+        state = state._replace(instance=jnp.full(2048, state.instance))
+        return state, restart(self._observe(state))
+
+
+def bytes_waiting(envs):
+    queue = jax.eval_shape(envs.init, KEY).queue
+    leaves = jax.tree.leaves((queue.states, queue.observations))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+@pytest.mark.parametrize("num_envs", [1, 64, 1000, 2048, 10**6])
+def test_as_many_episodes_wait_as_fit_into_64_mib(num_envs):
+    envs = VectorEnvironment(Large(), num_envs)
+    longer = VectorEnvironment(Large(), num_envs, queue_length=envs.queue_length + 1)
+    assert bytes_waiting(envs) <= 64 * 2**20 or envs.queue_length == 1
+    assert bytes_waiting(longer) > 64 * 2**20 or envs.queue_length == 16
 
 
 def test_specs_first_read_under_a_trace_stay_concrete():

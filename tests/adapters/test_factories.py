@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from vernal.adapters.factories import check_environment, import_factory
+from vernal.adapters.factories import check_own_environment, import_factory
 
 from .environments_for_tests import CountingEnvironment, SpecsOnly, make_once
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_imported_is_refused_in_a_sentence(module, name, sentence
 
 @pytest.mark.parametrize("name", ["maze-easy", "Connector-v3", "GraphColoring-v1"])
 def test_jumanjis_environments_are_sound(name):
-    check_environment(make_once(name))
+    check_own_environment(make_once(name))
 
 
 class NoTimeStep(CountingEnvironment):
@@ -102,4 +102,4 @@ class Faulty(CountingEnvironment):
 )
 def test_what_no_agent_could_train_on_is_refused_in_a_sentence(environment, sentence):
     with pytest.raises(ValueError, match=sentence):
-        check_environment(environment, "it")
+        check_own_environment(environment, "it")

@@ -20,10 +20,10 @@ from vernal.adapters.agents.ppo import (
     update,
 )
 from vernal.adapters.environments import VectorEnvironment
-from vernal.adapters.networks import make_spec_network
+from vernal.adapters.networks import make_default_network, make_spec_network
 from vernal.core import Moments
 
-from .environments_for_tests import CountingEnvironment, make_once
+from .environments_for_tests import OFFLINE, CountingEnvironment, make_once
 
 SMALL = PPOConfig(envs=3, rollout_steps=8, minibatch_size=12, epochs=2)
 
@@ -254,6 +254,18 @@ def test_first_minibatch_sees_the_policy_that_collected(name):
     assert abs(float(metrics.first_loss.kl)) < 1e-6
     assert float(metrics.first_loss.clip_fraction) == 0
     assert float(metrics.loss.entropy) > 0
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_iteration_keeps_the_states_shapes_on_every_environment(name):
+    with jax.numpy_rank_promotion("allow"):  # inside some of Jumanji's environments
+        agent = make_ppo(make_once(name), make_default_network(make_once(name)), SMALL)
+        state = jax.eval_shape(agent.init, jax.random.key(0), agent.hyperparameters)
+        after, _ = jax.eval_shape(agent.step, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    given, wanted = ([(x.shape, x.dtype) for x in jax.tree.leaves(t)] for t in (after, state))
+    assert given == wanted
 
 
 def test_value_head_with_an_axis_of_one_is_refused_by_its_shape():
