@@ -113,11 +113,51 @@ def check_values(where: str, values: dict[str, tuple[Any, Any]]) -> None:
                 raise TypeError(_explain(where, value, flat))
 
 
+def check_embedding(where: str, arrived: Any, left: Any) -> None:
+    """Check that a model's step leads to a state like the one it left.
+
+    Args:
+        where: the function's name, as `transition()`.
+        arrived: the embedding of the state arrived in.
+        left: that of the state left.
+
+    Raises:
+        TypeError: with one sentence that names the leaf, or the structure.
+
+    Example:
+        >>> check_embedding("transition()", {"x": jax.numpy.ones(2)}, {"x": jax.numpy.ones(3)})
+        Traceback (most recent call last):
+        TypeError: transition(): the embedding's leaf at ['x'] is float32[2], but that of the \
+state left is float32[3]; a tree stores them side by side, so they must agree.
+    """
+    given, wanted = map(_describe_parts, (arrived, left))
+    for part in sorted(wanted | given):  # leaves, then the structure: a list for a tuple, say
+        if given.get(part) != wanted.get(part):
+            raise TypeError(
+                f"{where}: the embedding's {part} is {given.get(part, 'missing')}, but that "
+                f"of the state left is {wanted.get(part, 'missing')}; a tree stores them side by "
+                "side, so they must agree."
+            )
+
+
+def _describe_parts(embedding: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(embedding)
+    parts = {
+        f"leaf at {jax.tree_util.keystr(path) or 'its root'}": describe(leaf)
+        for path, leaf in leaves
+    }
+    return parts | {"structure": str(jax.tree.structure(embedding))}
+
+
 def describe(value: Any) -> str:
     """What a value is, in a phrase: `float32[5,3]`, `the str 'a'`, `a dict of 2 leaves`."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
-        return text if isinstance(value, jax.Array) else f"the {type(value).__name__} {text}"
+        return (
+            text
+            if isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+            else f"the {type(value).__name__} {text}"
+        )
     leaves = jax.tree.leaves(value)
     if len(leaves) == 1 and leaves[0] is value:
         return f"the {type(value).__name__} {value!r:.40}"

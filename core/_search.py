@@ -23,7 +23,7 @@ from jaxtyping import (
     Shaped,
 )
 
-from ._checks import check_values, checked, describe
+from ._checks import check_embedding, check_values, checked
 from ._masking import mask_logits
 
 
@@ -245,23 +245,7 @@ def _evaluate(prediction: Prediction, node: Node) -> tuple[Array, Array]:
 def _check_transition(arrived: ModelTransition, left: Node) -> None:
     rows = (left.terminal, Bool[Array, " *B"])
     check_values("transition()", {"of states": rows, "the result": (arrived, ModelTransition)})
-    given, wanted = map(_describe_parts, (arrived.embedding, left.embedding))
-    for part in sorted(wanted | given):  # leaves, then the structure: a list for a tuple, say
-        if given.get(part) != wanted.get(part):
-            raise TypeError(
-                f"transition(): the embedding's {part} is {given.get(part, 'missing')}, but that "
-                f"of the state left is {wanted.get(part, 'missing')}; a tree stores them side by "
-                "side, so they must agree."
-            )
-
-
-def _describe_parts(embedding: PyTree) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(embedding)
-    parts = {
-        f"leaf at {jax.tree_util.keystr(path) or 'its root'}": describe(leaf)
-        for path, leaf in leaves
-    }
-    return parts | {"structure": str(jax.tree.structure(embedding))}
+    check_embedding("transition()", arrived.embedding, left.embedding)
 
 
 def _widen(x: Array) -> Array:

@@ -1,0 +1,177 @@
+"""How a search chooses where to go: mctx's rules, kept from illegal actions at every node."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, ScalarLike
+
+from .engine import Rules
+from .untyped import Tree, mctx
+
+# A logit this far below the largest of its node is a mask: `mask_logits` gives the lowest finite
+# number, others write -inf or -1e9. As a probability it is 0 in any precision.
+_MASKED = 1e8
+
+QTransform = Callable[[Tree, Any], Array]
+Knobs = dict[str, Array]
+
+
+def legal_actions(prior_logits: Float[Array, "*B A"]) -> Bool[Array, "*B A"]:
+    """Which actions a policy's logits leave possible.
+
+    Args:
+        prior_logits: masked logits; by `core.mask_logits`, or with -inf or -1e9.
+
+    Returns:
+        True where the logit is no mask. All true where all are equal, whatever they are.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> legal_actions(jnp.array([1.0, -jnp.inf, -1e9, -50.0])).tolist()
+        [True, False, False, True]
+    """
+    largest = jnp.max(prior_logits, axis=-1, keepdims=True)
+    return (prior_logits > largest - _MASKED) | (prior_logits == largest)
+
+
+def qtransform_completed_by_mix_value(
+    tree: Tree,
+    node_index: Int[Array, ""] | int,
+    *,
+    value_scale: ScalarLike = 0.1,
+    maxvisit_init: ScalarLike = 50.0,
+    rescale_values: bool = True,
+    use_mixed_value: bool = True,
+    epsilon: ScalarLike = 1e-8,
+) -> Float[Array, " A"]:
+    """Completed Q-values as in mctx, over the legal actions only.
+
+    Appendix D of Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO. mctx takes
+    illegal actions into the smallest and the largest Q-value, so that one illegal action more
+    can change the weights of all others. Where all actions are legal the two are equal.
+
+    Args:
+        tree: one tree, not a batch.
+        node_index: the node.
+        value_scale: factor of the Q-values.
+        maxvisit_init: added to the largest number of visits, the other factor.
+        rescale_values: whether to bring the legal actions' values to [0, 1] first.
+        use_mixed_value: whether what was not visited counts as the mixed value, or as the
+            network's value of the node.
+        epsilon: least range of values to divide by.
+
+    Returns:
+        What to add to the logits; 0 where an action is illegal, if values are rescaled.
+    """
+    most_visits = jnp.max(tree.children_visits[node_index])
+    # With these scales mctx's function gives the plain values, complete but not rescaled.
+    completed = mctx.qtransform_completed_by_mix_value(
+        tree,
+        node_index,
+        value_scale=1.0,
+        maxvisit_init=1.0 - most_visits,
+        rescale_values=False,
+        use_mixed_value=use_mixed_value,
+    )
+    if rescale_values:
+        legal = legal_actions(tree.children_prior_logits[node_index])
+        smallest = jnp.min(completed, where=legal, initial=jnp.inf)
+        largest = jnp.max(completed, where=legal, initial=-jnp.inf)
+        rescaled = (completed - smallest) / jnp.maximum(largest - smallest, epsilon)
+        completed = jnp.where(legal, rescaled, 0.0)
+    return jnp.asarray(maxvisit_init + most_visits) * value_scale * completed
+
+
+def gumbel_muzero_rules(
+    num_simulations: int,
+    num_actions: int,
+    *,
+    qtransform: QTransform,
+    max_num_considered_actions: int = 16,
+    **unused: Any,
+) -> Rules:
+    """Sequential halving at the root, deterministic selection inside.
+
+    Inside, an illegal action cannot be the best one: it has probability 0 and so a score of 0
+    or less, while the scores of all actions add up to more than 0.
+    """
+    del num_actions, unused
+
+    def at_root(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        del depth, knobs
+        return mctx.gumbel_muzero_root_action_selection(
+            key,
+            tree,
+            node,
+            num_simulations=num_simulations,
+            max_num_considered_actions=max_num_considered_actions,
+            qtransform=qtransform,
+        )
+
+    def inside(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        del knobs
+        return mctx.gumbel_muzero_interior_action_selection(
+            key, tree, node, depth, qtransform=qtransform
+        )
+
+    return Rules(at_root, inside, {})
+
+
+def muzero_rules(
+    num_simulations: int,
+    num_actions: int,
+    *,
+    qtransform: QTransform = mctx.qtransform_by_parent_and_siblings,
+    pb_c_init: ScalarLike = 1.25,
+    pb_c_base: ScalarLike = 19652,
+    **unused: Any,
+) -> Rules:
+    """PUCT at every node, over the legal actions."""
+    del num_simulations, num_actions, unused
+
+    def at_root(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        return mctx.muzero_action_selection(
+            key,
+            tree,
+            node,
+            jnp.zeros_like(depth),  # From depth 0 on mctx looks at the root's mask.
+            qtransform=qtransform,
+            **knobs,
+        )
+
+    def inside(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        illegal = ~legal_actions(tree.children_prior_logits[node])
+        return at_root(key, tree.replace(root_invalid_actions=illegal), node, depth, knobs)
+
+    return Rules(at_root, inside, {"pb_c_init": pb_c_init, "pb_c_base": pb_c_base})
+
+
+def stochastic_muzero_rules(num_simulations: int, num_actions: int, **knobs: Any) -> Rules:
+    """PUCT where the agent decides, at even depths; the most due outcome where chance does."""
+    decide_at_root, decide_inside, numbers = muzero_rules(num_simulations, num_actions, **knobs)
+
+    def of_actions(tree: Tree, *, outcomes: bool) -> Tree:
+        """The tree as it is for the actions alone, or for the outcomes of chance."""
+        part = slice(num_actions, None) if outcomes else slice(num_actions)
+        names = [name for name in tree if name.startswith("children_")]
+        names.append("root_invalid_actions")
+        return tree.replace(**{name: tree[name][..., part] for name in names})
+
+    def at_root(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        return decide_at_root(key, of_actions(tree, outcomes=False), node, depth, knobs)
+
+    def inside(key: PRNGKeyArray, tree: Tree, node: Array, depth: Array, knobs: Knobs) -> Array:
+        def decide() -> Array:
+            return decide_inside(key, of_actions(tree, outcomes=False), node, depth, knobs)
+
+        def wait() -> Array:
+            chances = of_actions(tree, outcomes=True)
+            probs = jax.nn.softmax(chances.children_prior_logits[node])
+            due = jnp.argmax(probs / (chances.children_visits[node] + 1))
+            return due.astype(jnp.int32) + num_actions
+
+        return jax.lax.cond(depth % 2 == 0, decide, wait)
+
+    return Rules(at_root, inside, numbers)
