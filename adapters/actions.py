@@ -25,6 +25,8 @@ from .environments import Environment, read_specs
 
 # Without a mask that says which: more joint actions than this are as many heads.
 _JOINT_LIMIT = 1024
+# More edges than these at every node of a search tree are refused.
+_MOST_EDGES = 4096
 
 
 @runtime_checkable
@@ -176,6 +178,72 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         f"the action spec {spec} cannot be served: wanted a discrete or multi-discrete action, "
         "bounded integers with a mask per component, or floats with finite bounds."
     )
+
+
+def as_one_choice(codec: ActionCodec) -> ActionCodec:
+    """The same actions as one choice, as a search tree wants it: several heads are multiplied.
+
+    Args:
+        codec: of an environment.
+
+    Returns:
+        A codec whose `output_shape` is `(A,)`; `one_choice` turns outputs and masks into it.
+
+    Raises:
+        ValueError: actions are continuous, or there are too many.
+
+    Example:
+        >>> import jumanji
+        >>> as_one_choice(make_action_codec(jumanji.make("LevelBasedForaging-v0"))).output_shape
+        (36,)
+    """
+    if codec.kind == "normal":
+        raise ValueError(
+            "a search tree has an edge for every action, and these are continuous; PPO serves them."
+        )
+    size = math.prod(codec.choices)
+    if codec.kind == "factorised" and size > _MOST_EDGES:
+        heads = " x ".join(map(str, codec.choices))
+        raise ValueError(
+            f"a search tree has an edge for every action, and {heads} choices make {size:,}, "
+            f"more than {_MOST_EDGES:,}; PPO serves them, or an environment with fewer agents."
+        )
+    kind = "categorical" if codec.kind == "categorical" else "joint"
+    return codec._replace(kind=kind, output_shape=(size,))
+
+
+def one_choice(
+    codec: ActionCodec, outputs: Float[Array, "..."], legal: Bool[Array, "..."] | None
+) -> tuple[Float[Array, " A"], Bool[Array, " A"]]:
+    """Masked logits over all actions at once, from a network's outputs in one state.
+
+    Args:
+        codec: of the environment, discrete.
+        outputs: shape `output_shape`.
+        legal: from `legal`; all where it is `None`.
+
+    Returns:
+        Logits and legal actions of `as_one_choice(codec)`. Several heads are independent: an
+        action's logit is the sum of its parts' log-probabilities.
+
+    Example:
+        >>> import jax.numpy as jnp, jumanji
+        >>> codec = make_action_codec(jumanji.make("LevelBasedForaging-v0"))
+        >>> logits, legal = one_choice(codec, jnp.zeros((2, 6)), jnp.ones((2, 6), bool))
+        >>> round(float(jnp.exp(logits).sum()), 4)
+        1.0
+    """
+    if legal is None:
+        legal = jnp.ones(codec.output_shape, bool)
+    outputs = mask_logits(outputs, legal)
+    if codec.kind != "factorised":
+        return outputs, legal
+    log_probs = jax.nn.log_softmax(outputs, axis=-1)
+    joint_logits, joint_legal = jnp.zeros(1), jnp.ones(1, bool)
+    for head, choices in enumerate(codec.choices):
+        joint_logits = (joint_logits[:, None] + log_probs[None, head, :choices]).ravel()
+        joint_legal = (joint_legal[:, None] & legal[None, head, :choices]).ravel()
+    return mask_logits(joint_logits, joint_legal), joint_legal
 
 
 def _require_mask(shape: tuple[int, ...] | None, *wanted: tuple[int, ...]) -> None:

@@ -1,8 +1,9 @@
 """The command `vernal`: each subcommand is one call that a script can make too."""
 
+import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 from .actions import make_action_codec
+from .agents.agent import Agent
+from .agents.alphazero import AlphaZeroConfig
 from .agents.ppo import PPOConfig
-from .evaluation import make_random_policy, play, summarise
+from .evaluation import Act, Episodes, make_random_policy, play, summarise
 from .networks import make_default_network
 from .options import REQUIRED, split_arguments
 from .registry import environment_names, find_options, make_environment
@@ -25,8 +28,6 @@ from .runs.animation import animate, record_states, require_film
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
-
-_DEFAULTS = PPOConfig()
 
 # As --env-arg a=1 b=2, and as --env-arg a=1 --env-arg b=2.
 EnvArgs = UseAppendAction[tuple[tuple[str, ...], ...]]
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: words after `vernal`; the process's own by default.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    agents = {"ppo": train_ppo}
+    agents = {"ppo": train_ppo, "alphazero": train_alphazero}
     commands = {
         "train": train,
         "resume": resume,
@@ -70,15 +71,31 @@ def train() -> None:
     """Train an agent, as in: vernal train ppo maze-medium."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """What a run has beside its agent's own settings."""
+
+    env_arg: EnvArgs = ()
+    """Options of the environment as NAME=VALUE; `vernal envs ENVIRONMENT` lists them."""
+    network: str = "auto"
+    """`spec` is built from the environment's specs; `planning` and `blog` are for mazes; `auto`
+    is `planning` where mazes change, else `spec`."""
+    steps: int = 819_200
+    """Environment steps to train for, rounded up to whole iterations."""
+    seed: int = 0
+    """Whole number from which all others are drawn: the same seed, the same run."""
+    folder: Path | None = None
+    """Folder of the run, not there yet; by default runs/ENVIRONMENT/AGENT/seed-SEED, or the same
+    with -2 and so on."""
+
+
+_PPO, _ALPHAZERO, _OPTIONS = PPOConfig(), AlphaZeroConfig(), TrainOptions()
+
+
 def train_ppo(
     environment: Positional[str],
-    config: OmitArgPrefixes[PPOConfig] = _DEFAULTS,
-    *,
-    env_arg: EnvArgs = (),
-    network: str = "auto",
-    steps: int = 819_200,
-    seed: int = 0,
-    folder: Path | None = None,
+    config: OmitArgPrefixes[PPOConfig] = _PPO,
+    options: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train an agent with proximal policy optimisation.
 
@@ -86,18 +103,34 @@ def train_ppo(
         environment: name of the environment; `vernal envs` lists all. One of your own is
             MODULE:CALLABLE, a class or a function that returns it.
         config: settings of PPO.
-        env_arg: options of the environment as NAME=VALUE; `vernal envs ENVIRONMENT` lists them.
-        network: `spec` is built from the environment's specs; `planning` and `blog` are for
-            mazes; `auto` is `planning` where mazes change, else `spec`.
-        steps: environment steps to train for, rounded up to whole iterations.
-        seed: whole number from which all others are drawn: the same seed, the same run.
-        folder: folder of the run, not there yet; by default runs/ENVIRONMENT/ppo/seed-SEED, or
-            the same with -2 and so on.
+        options: of the run.
     """
-    arguments = split_arguments(itertools.chain(*env_arg))
-    run = training.RunConfig("ppo", environment, network, seed, steps, config, arguments)
+    _train("ppo", environment, config, options)
+
+
+def train_alphazero(
+    environment: Positional[str],
+    config: OmitArgPrefixes[AlphaZeroConfig] = _ALPHAZERO,
+    options: OmitArgPrefixes[TrainOptions] = _OPTIONS,
+) -> None:
+    """Train an agent with AlphaZero: tree search in the environment's own simulator.
+
+    Args:
+        environment: name of the environment; `vernal envs` lists all. One of your own is
+            MODULE:CALLABLE, a class or a function that returns it.
+        config: settings of AlphaZero.
+        options: of the run.
+    """
+    _train("alphazero", environment, config, options)
+
+
+def _train(agent: str, environment: str, settings: Any, options: TrainOptions) -> None:
+    arguments = split_arguments(itertools.chain(*options.env_arg))
+    run = training.RunConfig(
+        agent, environment, options.network, options.seed, options.steps, settings, arguments
+    )
     with progress_line() as report:
-        _say_where(training.start(run, folder, report))
+        _say_where(training.start(run, options.folder, report))
 
 
 def resume(run: Positional[Path], *, steps: int | None = None) -> None:
@@ -112,7 +145,12 @@ def resume(run: Positional[Path], *, steps: int | None = None) -> None:
 
 
 def evaluate(
-    run: Positional[Path], *, episodes: int = 256, seed: int = 1, best: bool = False
+    run: Positional[Path],
+    *,
+    episodes: int = 256,
+    seed: int = 1,
+    best: bool = False,
+    simulations: tuple[int, ...] = (),
 ) -> None:
     """Measure an agent over whole episodes, beside a random policy.
 
@@ -122,22 +160,29 @@ def evaluate(
         seed: of the instances and the sampling; all policies meet the same instances.
         best: the checkpoint with the best mean return in place of the newest; one is saved
             every 30 seconds and at the end.
+        simulations: for AlphaZero, how many states to search before each step; several numbers
+            are several rows. By default as many as it was trained with.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is {episodes}; give at least 1.")
+    for name, count in (("episodes", episodes), *(("simulations", n) for n in simulations)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}; give at least 1.")
     config, environment, agent, state = training.load(RunFolder(run), best=best)
+
+    def played(act: Act, *, sees_states: bool = False) -> Callable[[Any], Episodes]:
+        return lambda key: play(environment, act, key, episodes, sees_states=sees_states)
+
     policies = {
-        "greedy": lambda key, observation: agent.act(state, None, observation),
-        "sampled": lambda key, observation: agent.act(state, key, observation),
-        "random legal": make_random_policy(environment),
+        "greedy": played(lambda key, observation: agent.act(state, None, observation)),
+        "sampled": played(lambda key, observation: agent.act(state, key, observation)),
+        "random legal": played(make_random_policy(environment)),
     }
+    for count, plan in _planners(config, agent, state, simulations).items():
+        policies[f"search {count}"] = played(plan, sees_states=True)
     options = [f"{name}={value}" for name, value in config.environment_arguments.items()]
     name = " ".join([config.environment, *options])
     table = Table(title=f"{name}, {episodes} episodes, mean ± 95 % interval")
-    for number, (name, act) in enumerate(policies.items()):
-        outcome = jax.jit(lambda key, act=act: play(environment, act, key, episodes))(
-            jax.random.key(seed)
-        )
+    for number, (name, run_policy) in enumerate(policies.items()):
+        outcome = jax.jit(run_policy)(jax.random.key(seed))
         summary = summarise(environment, jax.random.key(seed), outcome)
         if number == 0:
             table.add_column("policy")
@@ -145,6 +190,24 @@ def evaluate(
                 table.add_column(column, justify="right")
         table.add_row(name, *summary.values())
     Console().print(table)
+
+
+def _planners(
+    config: training.RunConfig, agent: Agent, state: Any, simulations: tuple[int, ...]
+) -> dict[int, Act]:
+    """Policies that search, by their number of simulations; as trained with by default."""
+    plan = agent.plan
+    if plan is None:
+        if simulations:
+            raise ValueError(f"{config.agent} does not search; leave --simulations away.")
+        return {}
+
+    def make_act(count: int) -> Act:
+        return lambda key, observation, environment_state: plan(
+            state, key, environment_state, observation, simulations=count
+        )
+
+    return {count: make_act(count) for count in simulations or (config.settings.simulations,)}
 
 
 def watch(

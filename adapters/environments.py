@@ -132,6 +132,49 @@ def _refusal(environment: Environment, fault: str) -> ValueError:
     return ValueError(f"{name} cannot take one step after another: {fault}{advice}")
 
 
+class Outcome(NamedTuple):
+    """What one step brought to the team.
+
+    Attributes:
+        reward: what it paid.
+        discount: 0 where it reached a terminal state, else 1 as a rule.
+        terminated: the episode ended in a terminal state.
+        truncated: the episode was cut: its last state still has a value.
+    """
+
+    reward: Float[Array, ""]
+    discount: Float[Array, ""]
+    terminated: Bool[Array, ""]
+    truncated: Bool[Array, ""]
+
+
+def read_outcome(timestep: Any) -> Outcome:
+    """Reward and end of a step, for one agent or a team.
+
+    Agents of a team may have a reward and a discount each: the team earns the sum, and goes on
+    as long as one of them does.
+
+    Args:
+        timestep: Jumanji's, of one copy.
+
+    Returns:
+        What the team got.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jumanji.types import termination
+        >>> read_outcome(termination(jnp.array([1.0, 2.0]), None, shape=(2,))).reward.item()
+        3.0
+    """
+    discount = jnp.max(timestep.discount).astype(jnp.float32)
+    return Outcome(
+        reward=jnp.sum(timestep.reward).astype(jnp.float32),
+        discount=discount,
+        terminated=timestep.last() & (discount == 0),
+        truncated=timestep.last() & (discount != 0),
+    )
+
+
 class Queue(NamedTuple):
     """The next episodes of `B` copies, up to `Q` of each, in a ring.
 
@@ -285,16 +328,13 @@ class VectorEnvironment:
             The copies after the step, and what it brought.
         """
         states, timesteps = jax.vmap(self._step)(env_state.states, actions)
-        # Agents of a team may have a reward and a discount each: the team earns the sum,
-        # and goes on as long as one of them does.
-        rewards = timesteps.reward.reshape(self.num_envs, -1).sum(axis=1).astype(jnp.float32)
-        discounts = timesteps.discount.reshape(self.num_envs, -1).max(axis=1).astype(jnp.float32)
-        ended = timesteps.last()
+        rewards, discounts, terminated, truncated = jax.vmap(read_outcome)(timesteps)
+        ended = terminated | truncated
         transition = Transition(
             rewards=rewards,
             discounts=discounts,
-            terminated=ended & (discounts == 0),
-            truncated=ended & (discounts != 0),
+            terminated=terminated,
+            truncated=truncated,
             next_observations=timesteps.observation,
             episode_returns=env_state.episode_returns + rewards,
             episode_lengths=env_state.episode_lengths + 1,

@@ -14,7 +14,7 @@ from .environments import Environment
 from .mazes import shortest_path_length
 from .scan import where
 
-Act = Callable[[PRNGKeyArray, Any], Any]
+Act = Callable[..., Any]
 
 
 class Episodes(NamedTuple):
@@ -40,7 +40,14 @@ class Interval(NamedTuple):
         return f"{self.mean:.3f} ± {self.half_width:.3f}"
 
 
-def play(environment: Environment, act: Act, key: PRNGKeyArray, episodes: int) -> Episodes:
+def play(
+    environment: Environment,
+    act: Act,
+    key: PRNGKeyArray,
+    episodes: int,
+    *,
+    sees_states: bool = False,
+) -> Episodes:
     """Play whole episodes side by side, each from its start to its own end.
 
     No episode is cut and none counted twice, so short episodes weigh no more than long ones.
@@ -50,6 +57,8 @@ def play(environment: Environment, act: Act, key: PRNGKeyArray, episodes: int) -
         act: `(key, observation) -> action` for one observation.
         key: consumed; instance `n` depends on it and on `n` alone.
         episodes: how many.
+        sees_states: whether `act` is `(key, observation, state) -> action`, for one that
+            searches from the environment's own state.
 
     Returns:
         Their returns and lengths.
@@ -71,7 +80,8 @@ def play(environment: Environment, act: Act, key: PRNGKeyArray, episodes: int) -
     def walk(carry: Any) -> Any:
         states, observations, running, outcome, key = carry
         key, step_key = jax.random.split(key)
-        actions = jax.vmap(act)(jax.random.split(step_key, episodes), observations)
+        seen = (observations, states) if sees_states else (observations,)
+        actions = jax.vmap(act)(jax.random.split(step_key, episodes), *seen)
         next_states, timesteps = jax.vmap(environment.step)(states, actions)
         rewards = timesteps.reward.reshape(episodes, -1).sum(axis=1)
         outcome = Episodes(

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vernal.adapters.actions import make_action_codec
-from vernal.adapters.agents.ppo import PPOConfig, collect, make_optimiser, make_ppo
+from vernal.adapters.agents.learner import make_optimiser
+from vernal.adapters.agents.ppo import PPOConfig, collect, make_ppo
 from vernal.adapters.environments import VectorEnvironment
 from vernal.adapters.evaluation import play
 from vernal.adapters.mazes import FixedWallsGenerator, make_medium_maze

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, ScalarLike
 
 from ._checks import checked
+from ._distributions import Categorical
 from ._ratios import importance_ratios
 
 
@@ -101,6 +103,83 @@ def ppo_loss(
         explained_variance=explained_variance(values, value_targets),
     )
     return policy + value_weight * value - entropy_weight * entropy, parts
+
+
+class PolicyValueLossParts(NamedTuple):
+    """The parts of `policy_value_loss`, each a mean over the batch.
+
+    Attributes:
+        policy: cross-entropy of the policy to its targets, in nats.
+        value: `value_loss`, in squared units of the values.
+        entropy: entropy of the policy, in nats.
+        kl: KL(target || policy) in nats: 0 for a policy that equals its targets.
+        explained_variance: as in `PPOLossParts`.
+    """
+
+    policy: Float[Array, ""]
+    value: Float[Array, ""]
+    entropy: Float[Array, ""]
+    kl: Float[Array, ""]
+    explained_variance: Float[Array, ""]
+
+
+@checked
+def policy_value_loss(
+    logits: Float[Array, "*batch A"],
+    target_probs: Float[Array, "*batch A"],
+    values: Float[Array, " *batch"],
+    value_targets: Float[Array, " *batch"],
+    *,
+    value_weight: ScalarLike = 1.0,
+    entropy_weight: ScalarLike = 0.0,
+) -> tuple[Float[Array, ""], PolicyValueLossParts]:
+    """AlphaZero's loss: a policy learns what a search weighed, a critic what came of it.
+
+    The mean over the batch of
+
+        - sum(target_probs * log softmax(logits)) + value_weight * (value_targets - values)^2 / 2
+        - entropy_weight * entropy
+
+    Equation 1 of Silver et al. 2017, https://arxiv.org/abs/1712.01815, where the squared error
+    is not halved, a weight decay is added, and there is no bonus for entropy.
+
+    Args:
+        logits: policy being trained, masked as when the targets were made.
+        target_probs: what it should say, `action_weights` of a search. No gradient should flow
+            through them.
+        values: V(s) under the critic being trained.
+        value_targets: what the critic should say.
+        value_weight: weight of the value loss.
+        entropy_weight: weight of the entropy bonus: a policy that is sure too early stops
+            finding anything new.
+
+    Returns:
+        The scalar to minimise and a `PolicyValueLossParts`.
+
+    Raises:
+        TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> probs, zero = jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.zeros(2)
+        >>> loss, parts = policy_value_loss(jnp.zeros((2, 2)), probs, zero, zero)
+        >>> round(loss.item(), 4), round(parts.kl.item(), 4)  # log(2), log(2) / 2
+        (0.6931, 0.3466)
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    # What the target rules out counts 0, also where the policy has it at minus infinity.
+    weighted = jnp.where(target_probs > 0, target_probs * log_probs, 0)
+    policy = -jnp.mean(jnp.sum(weighted, axis=-1))
+    target_entropy = jnp.mean(jnp.sum(jax.scipy.special.entr(target_probs), axis=-1))
+    value = value_loss(values, value_targets)
+    parts = PolicyValueLossParts(
+        policy=policy,
+        value=value,
+        entropy=jnp.mean(Categorical(logits).entropy()),
+        kl=policy - target_entropy,
+        explained_variance=explained_variance(values, value_targets),
+    )
+    return policy + value_weight * value - entropy_weight * parts.entropy, parts
 
 
 @checked

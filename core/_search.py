@@ -93,12 +93,12 @@ class Root(NamedTuple):
     Attributes:
         prior_logits: the policy, masked.
         value: expected return for the player to move; 0 if the state is terminal.
-        embedding: the state.
+        embedding: the state; a `Node`, if `make_root` made it.
     """
 
     prior_logits: Float[Array, "B A"]
     value: Float[Array, " B"]
-    embedding: Node
+    embedding: PyTree
 
 
 PredictFn = Callable[[Any, Any], Prediction]

@@ -11,6 +11,7 @@ from vernal.core import (
     Categorical,
     explained_variance,
     mask_logits,
+    policy_value_loss,
     ppo_loss,
     value_loss,
 )
@@ -20,7 +21,16 @@ from .strategies import alike, arrays, assert_near, floats, masks, numbers
 SHAPES = [(1,), (6,), (3, 2)]
 jit_ppo_loss = jax.jit(ppo_loss)
 jit_value_loss = jax.jit(value_loss)
+jit_policy_value_loss = jax.jit(policy_value_loss)
 jit_explained_variance = jax.jit(explained_variance)
+
+
+@jax.jit
+@jax.grad
+def target_gradient(logits, legal, targets):
+    zeros = jnp.zeros(len(logits))
+    return policy_value_loss(mask_logits(logits, legal), targets, zeros, zeros)[0]
+
 
 CLIPS = numbers(0.05, 0.5)
 WEIGHTS = numbers(0, 10)
@@ -326,3 +336,21 @@ def test_limits_of_explained_variance(drawn, constant):
     assert jit_explained_variance(targets, targets) == 1
     assert_near(jit_explained_variance(same, targets), 0.0, scale=100)
     assert jit_explained_variance(values, same) == 0
+
+
+@given(floats((6, 4), -50, 50), floats((6, 4), -50, 50), masks((6, 4)))
+def test_no_policy_is_nearer_to_its_targets_than_the_targets(logits, wanted, legal):
+    logits, wanted = (mask_logits(jnp.asarray(x), jnp.asarray(legal)) for x in (logits, wanted))
+    targets, zeros = jax.nn.softmax(wanted), jnp.zeros(6)
+    _, parts = jit_policy_value_loss(logits, targets, zeros, zeros)
+    _, best = jit_policy_value_loss(wanted, targets, zeros, zeros)
+    assert parts.kl >= -1e-4
+    assert abs(best.kl) <= 1e-4
+
+
+@given(floats((6, 4), -50, 50), floats((6, 4), -50, 50), masks((6, 4)))
+def test_masked_actions_draw_no_gradient_towards_targets(logits, wanted, legal):
+    targets = jax.nn.softmax(mask_logits(jnp.asarray(wanted), jnp.asarray(legal)))
+    gradient = target_gradient(jnp.asarray(logits), jnp.asarray(legal), targets)
+    assert np.isfinite(gradient).all()
+    assert (np.asarray(gradient)[~legal] == 0).all()

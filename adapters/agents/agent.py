@@ -1,4 +1,4 @@
-"""What every agent is: three pure functions over one tree of arrays."""
+"""What every agent is: pure functions over one tree of arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from ..environments import Transition
 
 
 class Agent(NamedTuple):
-    """An agent as three pure functions; `jit`, `vmap` and `scan` apply to each.
+    """An agent as pure functions; `jit`, `vmap` and `scan` apply to each.
 
     Attributes:
         init: `(key, hyperparameters) -> state`. The state holds arrays only: parameters,
@@ -21,6 +21,8 @@ class Agent(NamedTuple):
         hyperparameters: the default second argument of `init`.
         steps_per_iteration: environment steps that one `step` takes.
         network: `state -> module`, the policy being trained.
+        plan: `(state, key, environment_state, observation, simulations=...) -> action`: as `act`,
+            but the best action that a search finds; `None` for an agent that cannot search.
     """
 
     init: Callable[[PRNGKeyArray, Any], Any]
@@ -29,6 +31,7 @@ class Agent(NamedTuple):
     hyperparameters: Any
     steps_per_iteration: int
     network: Callable[[Any], Any]
+    plan: Callable[..., Any] | None = None
 
 
 class EpisodeSums(NamedTuple):

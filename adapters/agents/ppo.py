@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
-from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
 
 from vernal.core import (
     Batch,
@@ -20,20 +19,26 @@ from vernal.core import (
     gae,
     init_moments,
     make_batch,
-    minibatch_indices,
     normalise,
     ppo_loss,
-    take,
     update_moments,
 )
 
 from ..actions import ActionCodec, make_action_codec
 from ..environments import Environment, EnvState, Transition, VectorEnvironment
-from ..scan import run_if, scan, value_and_grad
+from ..scan import run_if
 from .agent import Agent, EpisodeSums, sum_episodes
-
-# Memory of 20 iterations: returns grow as the policy learns.
-_RETURNS_DECAY = 0.95
+from .learner import (
+    RETURNS_DECAY,
+    KeepsStatistics,
+    check_network,
+    check_settings,
+    evaluate_policy,
+    fit,
+    in_reward_units,
+    make_optimiser,
+    shuffled_indices,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,25 +78,13 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything compiles."""
-        for name in ("envs", "rollout_steps", "epochs", "minibatch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a number from 0 to 1.")
-        for name in ("learning_rate", "adam_epsilon", "max_grad_norm", "clip_epsilon"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0.")
-        for name in ("entropy_weight", "value_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more.")
-        samples = self.envs * self.rollout_steps
-        if samples % self.minibatch_size:
-            raise ValueError(
-                f"minibatch_size is {self.minibatch_size}, which does not divide the {samples} "
-                f"samples of {self.envs} environments times {self.rollout_steps} steps; choose a "
-                "divisor."
-            )
+        check_settings(
+            self,
+            counts=("envs", "rollout_steps", "epochs", "minibatch_size"),
+            fractions=("gamma", "gae_lambda"),
+            positive=("learning_rate", "adam_epsilon", "max_grad_norm", "clip_epsilon"),
+            not_negative=("entropy_weight", "value_weight"),
+        )
 
 
 class PPOHyperparameters(NamedTuple):
@@ -134,15 +127,6 @@ class PPOMetrics(NamedTuple):
     loss: PPOLossParts
     first_loss: PPOLossParts
     gradient_norm: Float[Array, ""]
-
-
-@runtime_checkable
-class KeepsStatistics(Protocol):
-    """A network that keeps running statistics of what it sees; they are not trained."""
-
-    def with_statistics_of(self, observations: PyTree[Array]) -> Any:
-        """The same network, a batch of observations `[N, ...]` taken in."""
-        ...
 
 
 class Sample(NamedTuple):
@@ -230,10 +214,22 @@ def make_ppo(
             returns,
         )
         if returns is not None:
-            returns = update_moments(returns, paid, decay=_RETURNS_DECAY)
+            returns = update_moments(returns, paid, decay=RETURNS_DECAY)
             batch = standardise(batch, returns)
-        network, optimiser, (losses, norms) = update(
-            network, state.optimiser, batch, codec, update_key, state.hyperparameters, config
+        loss = functools.partial(
+            minibatch_loss,
+            codec=codec,
+            hyperparameters=state.hyperparameters,
+            normalise_advantages=config.normalise_advantages,
+        )
+        indices = shuffled_indices(
+            update_key,
+            size=config.envs * config.rollout_steps,
+            minibatch_size=config.minibatch_size,
+            epochs=config.epochs,
+        )
+        network, optimiser, (losses, norms) = fit(
+            network, state.optimiser, batch, indices, loss, state.hyperparameters
         )
         if isinstance(network, KeepsStatistics):
             network = network.with_statistics_of(batch.observations)
@@ -268,12 +264,6 @@ def make_ppo(
         steps_per_iteration=config.envs * config.rollout_steps,
         network=lambda state: eqx.combine(state.params, static),
     )
-
-
-def evaluate_policy(network: Any, codec: ActionCodec, observation: Any) -> tuple[Any, Array]:
-    """Masked policy and value in one state: the one place where a network is called."""
-    outputs, value = network(observation)
-    return codec.distribution(outputs, codec.legal(observation)), value
 
 
 def collect(
@@ -317,11 +307,7 @@ def collect(
     _, final_values = evaluate(env_state.observations)
     following = jnp.concatenate([samples.values[1:], final_values[None]])
     next_values = jnp.where(transitions.truncated, samples.last_values, following)
-    values = samples.values
-    if returns is not None:
-        # Until returns differ, nothing is known of their size, and all values are the mean.
-        scale = jnp.where(returns.varies(), returns.deviation(), 0)
-        values, next_values = (returns.mean + scale * v for v in (values, next_values))
+    values, next_values = (in_reward_units(v, returns) for v in (samples.values, next_values))
     discounts = jnp.asarray(hyperparameters.gamma) * transitions.discounts
     ends = transitions.resets
     advantages = gae(
@@ -358,39 +344,6 @@ def standardise(batch: Batch, returns: Moments) -> Batch:
     )
 
 
-def update(
-    network: Any,
-    optimiser: optax.OptState,
-    batch: Batch,
-    codec: ActionCodec,
-    key: PRNGKeyArray,
-    hyperparameters: PPOHyperparameters,
-    config: PPOConfig,
-) -> tuple[Any, optax.OptState, tuple[PPOLossParts, Float[Array, " minibatches"]]]:
-    """Pass `epochs` times over the batch; a minibatch is gathered when it is used."""
-    shuffle = functools.partial(
-        minibatch_indices,
-        size=config.envs * config.rollout_steps,
-        minibatch_size=config.minibatch_size,
-    )
-    indices = jax.vmap(shuffle)(jax.random.split(key, config.epochs))
-    adam = make_optimiser(hyperparameters)
-
-    def learn(carry: Any, indices: Int[Array, " n"]) -> Any:
-        network, optimiser = carry
-        minibatch = take(batch, indices)
-        (_, parts), gradient = value_and_grad(minibatch_loss)(
-            network, minibatch, codec, hyperparameters, config.normalise_advantages
-        )
-        change, optimiser = adam.update(gradient, optimiser)
-        return (eqx.apply_updates(network, change), optimiser), (parts, optax.tree.norm(gradient))
-
-    (network, optimiser), reports = scan(
-        learn, (network, optimiser), indices.reshape(-1, config.minibatch_size)
-    )
-    return network, optimiser, reports
-
-
 def minibatch_loss(
     network: Any,
     batch: Batch,
@@ -414,54 +367,3 @@ def minibatch_loss(
         value_weight=hyperparameters.value_weight,
         entropy_weight=hyperparameters.entropy_weight,
     )
-
-
-def make_optimiser(hyperparameters: PPOHyperparameters) -> optax.GradientTransformation:
-    """Adam on clipped gradients; its numbers may be traced."""
-    return optax.chain(
-        optax.clip_by_global_norm(jnp.asarray(hyperparameters.max_grad_norm)),
-        optax.adam(
-            jnp.asarray(hyperparameters.learning_rate),
-            eps=jnp.asarray(hyperparameters.adam_epsilon),
-        ),
-    )
-
-
-def check_network(network: Any, environment: Environment, codec: ActionCodec) -> None:
-    """Refuse a network whose outputs the agent cannot use, before anything compiles."""
-    if isinstance(environment, (AutoResetWrapper, VmapAutoResetWrapper)):
-        raise TypeError(
-            "the environment resets itself, which hides the true last observations; give the one "
-            "inside the wrapper."
-        )
-    _, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
-    if isinstance(network, KeepsStatistics):
-        batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), timestep.observation
-        )
-        after = eqx.filter_eval_shape(lambda n, o: n.with_statistics_of(o), network, batch)
-        if jax.tree.structure(after) != jax.tree.structure(network):
-            raise TypeError(
-                "the network's with_statistics_of should give the same network with other "
-                f"statistics, but it gives {type(after).__name__}."
-            )
-    result = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
-    if not (isinstance(result, tuple) and len(result) == 2 and all(map(_is_float, result))):
-        raise TypeError(
-            "the network should map one observation to two float arrays, (policy outputs, value), "
-            f"but it gives {jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', result)}."
-        )
-    outputs, value = result
-    for name, given, wanted in (
-        ("policy outputs", outputs.shape, codec.output_shape),
-        ("value", value.shape, ()),
-    ):
-        if given != wanted:
-            raise TypeError(
-                f"the network's {name} have shape {given} for one observation, but this "
-                f"environment's agent needs {wanted}."
-            )
-
-
-def _is_float(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from ..agents.agent import Agent
+from ..agents.alphazero import AlphaZeroConfig, make_alphazero
 from ..agents.ppo import PPOConfig, make_ppo
 from ..networks import NETWORKS
 from ..registry import make_environment
@@ -21,7 +22,10 @@ from .checkpoints import Checkpoints
 from .curve import draw_curve
 from .folder import RunFolder, create_run_folder, next_free_path
 
-AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {"ppo": (PPOConfig, make_ppo)}
+AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "ppo": (PPOConfig, make_ppo),
+    "alphazero": (AlphaZeroConfig, make_alphazero),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,7 +99,7 @@ def make_loop(
         def grow_part(arguments: Any) -> Tree:
             part, trees, roots = arguments
 
-            def own_keys(keys: PRNGKeyArray, key: PRNGKeyArray) -> tuple[Array, Array]:
+            def own_keys(keys: Shaped[Array, "B ..."], key: PRNGKeyArray) -> tuple[Array, Array]:
                 keys = jax.lax.dynamic_slice_in_dim(keys, part * rows, rows)
                 return keys, jax.random.fold_in(key, part)
 
@@ -120,7 +120,7 @@ def make_loop(
 
 
 def walk_down(
-    keys: PRNGKeyArray, tree: Tree, rules: Rules, deepest: int
+    keys: Shaped[Array, "B ..."], tree: Tree, rules: Rules, deepest: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
     """From the root of every tree along selected actions to one that was never taken.
 
@@ -135,9 +135,9 @@ def walk_down(
     """
 
     def walk(
-        keys: PRNGKeyArray, tree: Tree, knobs: dict[str, Shaped[Array, " B"]]
+        keys: Shaped[Array, "B ..."], tree: Tree, knobs: dict[str, Shaped[Array, " B"]]
     ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        def select(choose: Select, keys: PRNGKeyArray, nodes: Array, depth: Array) -> Any:
+        def select(choose: Select, keys: Shaped[Array, "B ..."], nodes: Array, depth: Array) -> Any:
             keys, select_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             of_all = jax.vmap(choose, in_axes=(0, 0, 0, None, 0))
             actions = of_all(select_keys, tree, nodes, depth, knobs)
@@ -227,9 +227,11 @@ def walk_up(tree: Tree, leaves: Int[Array, " B"]) -> Tree:
             actions = jnp.where(going, _get(tree.action_from_parent, nodes), 0)
             rewards = _get(tree.children_rewards, parents, actions)
             discounts = _get(tree.children_discounts, parents, actions)
-            # Where an episode ends nothing behind it counts, NaN neither.
+            # Where an episode ends nothing behind it counts, neither NaN nor infinity.
             is_end = discounts == 0
-            arrived, returns = (jnp.where(is_end & jnp.isnan(x), 0, x) for x in (arrived, returns))
+            arrived, returns = (
+                jnp.where(is_end & ~jnp.isfinite(x), 0, x) for x in (arrived, returns)
+            )
             returns = rewards + discounts * returns
             count = _get(visits, parents)
             mean = (_get(means, parents) * count + returns) / (count + 1.0)

@@ -173,17 +173,17 @@ def _check_fields(
 
 
 def _fit(fields: dict[str, Array], root: Any) -> dict[str, Array]:
-    """In the tree's precision; in a state behind an end a NaN is 0."""
+    """In the tree's precision; in a state behind an end what is not finite is 0."""
     fields = {
         name: x.astype((root.prior_logits if name.endswith("logits") else root.value).dtype)
         for name, x in fields.items()
     }
     if "discount" in fields:
         is_end = fields["discount"] == 0
-        for name, x in fields.items():
-            if name == "value" or name.endswith("logits"):
-                at_end = is_end.reshape(-1, *[1] * (x.ndim - 1))
-                fields[name] = jnp.where(at_end & jnp.isnan(x), 0, x)
+        fields["value"] = jnp.where(is_end & ~jnp.isfinite(fields["value"]), 0, fields["value"])
+        for name in fields:
+            if name.endswith("logits"):  # Minus infinity is a mask.
+                fields[name] = jnp.where(is_end[:, None] & jnp.isnan(fields[name]), 0, fields[name])
     return fields
 
 

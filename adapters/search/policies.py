@@ -70,9 +70,9 @@ def search(
       default Q-values are rescaled over the legal actions only. A root where nothing is legal
       is searched as if everything were, as `core.mask_logits` has it.
     - The tree is float32 at least, whatever precision the network has.
-    - Behind an edge of discount 0 a NaN counts as 0.
+    - Behind an edge of discount 0 what is not finite counts as 0.
     - Results have no gradient: the search is a target, not a part of the loss.
-    - Under `shard_map` a key that is the same on all devices gives each of them other noise.
+    - Under `shard_map` and `pmap` a key that is the same on all devices gives each other noise.
 
     Args:
         params: first argument of `recurrent_fn`.
@@ -122,11 +122,22 @@ def search(
         [1, 1, 1]
     """
     name, run = _find_policy(policy)
-    _check_counts(num_simulations=num_simulations, max_depth=max_depth, slice_size=slice_size)
+    _check_counts(
+        num_simulations=num_simulations,
+        max_depth=max_depth,
+        slice_size=slice_size,
+        max_num_considered_actions=knobs.get("max_num_considered_actions"),
+    )
+    check_values("search()", {"key": (key, PRNGKeyArray)})
     if engine not in get_args(Engine):
         raise ValueError(f"search(): engine should be vernal or mctx, but is {engine!r}.")
     _check_knobs(name, run, knobs)
     logits, value, embedding, legal, is_single = _read_root(root, legal)
+    if slice_size is not None and (engine == "mctx" or name not in _RULES):
+        raise ValueError(
+            f"search(): slice_size is for vernal's own loop, with {', '.join(_RULES)}; leave it "
+            "away."
+        )
     size = 1 if is_single else logits.shape[0]
     if slice_size is not None and slice_size < size and size % slice_size:
         raise ValueError(
@@ -173,7 +184,7 @@ def _find_policy(policy: str | Callable[..., PolicyOutput[Any]]) -> tuple[str, A
             )
         return policy, known[policy]
     name = next((name for name, function in known.items() if function is policy), "")
-    return name or policy.__name__, policy
+    return name or getattr(policy, "__name__", "given"), policy
 
 
 def _check_counts(**counts: Any) -> None:
@@ -292,10 +303,11 @@ def _run_policy(
 ) -> PolicyOutput[Any]:
     names = _recurrent_names(task.run)
     functions = recurrent_fn if len(names) > 1 else (recurrent_fn,)
-    if not isinstance(functions, tuple | list) or len(functions) != len(names):
+    is_right = isinstance(functions, tuple | list) and len(functions) == len(names)
+    if not is_right or not all(map(callable, functions)):
         raise TypeError(
-            f"search(): the policy {task.policy} wants {len(names)} functions, {', '.join(names)}, "
-            f"but recurrent_fn is {describe(recurrent_fn)}."
+            f"search(): the policy {task.policy} wants {len(names)} function(s), "
+            f"{', '.join(names)}, but recurrent_fn is {describe(recurrent_fn)}."
         )
     root = stop_gradient(root)
     guarded = guard(functions, names, root, task.static_embedding, batched=task.batched)

@@ -1,11 +1,12 @@
 """How a search chooses where to go: mctx's rules, kept from illegal actions at every node."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, ScalarLike
+from mctx import PolicyOutput
 
 from .engine import Rules
 from .untyped import Tree, mctx
@@ -66,15 +67,7 @@ def qtransform_completed_by_mix_value(
         What to add to the logits; 0 where an action is illegal, if values are rescaled.
     """
     most_visits = jnp.max(tree.children_visits[node_index])
-    # With these scales mctx's function gives the plain values, complete but not rescaled.
-    completed = mctx.qtransform_completed_by_mix_value(
-        tree,
-        node_index,
-        value_scale=1.0,
-        maxvisit_init=1.0 - most_visits,
-        rescale_values=False,
-        use_mixed_value=use_mixed_value,
-    )
+    completed = completed_qvalues(tree, node_index, use_mixed_value=use_mixed_value)
     if rescale_values:
         legal = legal_actions(tree.children_prior_logits[node_index])
         smallest = jnp.min(completed, where=legal, initial=jnp.inf)
@@ -82,6 +75,31 @@ def qtransform_completed_by_mix_value(
         rescaled = (completed - smallest) / jnp.maximum(largest - smallest, epsilon)
         completed = jnp.where(legal, rescaled, 0.0)
     return jnp.asarray(maxvisit_init + most_visits) * value_scale * completed
+
+
+def completed_qvalues(
+    tree: Tree, node_index: Int[Array, ""] | int, *, use_mixed_value: bool = True
+) -> Float[Array, " A"]:
+    """Q-values of all actions, in units of the rewards, also of those that were not visited.
+
+    Args:
+        tree: one tree, not a batch.
+        node_index: the node.
+        use_mixed_value: whether what was not visited counts as the mixed value, or as the
+            network's value of the node.
+
+    Returns:
+        Equation 10 of Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
+    """
+    # With these scales, whose product is 1, mctx's function gives the plain values.
+    return mctx.qtransform_completed_by_mix_value(
+        tree,
+        node_index,
+        value_scale=1.0,
+        maxvisit_init=1.0 - jnp.max(tree.children_visits[node_index]),
+        rescale_values=False,
+        use_mixed_value=use_mixed_value,
+    )
 
 
 def gumbel_muzero_rules(
@@ -175,3 +193,60 @@ def stochastic_muzero_rules(num_simulations: int, num_actions: int, **knobs: Any
         return jax.lax.cond(depth % 2 == 0, decide, wait)
 
     return Rules(at_root, inside, numbers)
+
+
+class SearchValues(NamedTuple):
+    """What a search says its roots are worth, in three ways.
+
+    Attributes:
+        root: mean over all simulations, the network's own value among them: as MuZero, for a
+            critic of the policy that explores. Pessimistic where few simulations try bad actions.
+        selected: Q-value of the action taken: for a critic of exactly what is done.
+        improved: mean of the Q-values under `action_weights`, where an action that was not tried
+            counts as in Gumbel MuZero: for a critic of the policy that is being learned, and so
+            the target to bootstrap from.
+    """
+
+    root: Float[Array, " *B"]
+    selected: Float[Array, " *B"]
+    improved: Float[Array, " *B"]
+
+
+def search_values(output: PolicyOutput[Any]) -> SearchValues:
+    """Value targets from a finished search.
+
+    Args:
+        output: of `search`, of one state or of a batch.
+
+    Returns:
+        Three estimates of each root's value, in units of the rewards.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, mctx
+        >>> from vernal.adapters.search import search
+        >>> def bandit(params, key, actions, embeddings):
+        ...     reward = jnp.array([1.0, 3.0])[actions]
+        ...     zero = jnp.zeros_like(reward)
+        ...     logits = jnp.zeros((*reward.shape, 2))
+        ...     step = mctx.RecurrentFnOutput(
+        ...         reward=reward, discount=zero, prior_logits=logits, value=zero
+        ...     )
+        ...     return step, embeddings
+        >>> root = mctx.RootFnOutput(
+        ...     prior_logits=jnp.zeros(2), value=jnp.array(2.0), embedding=jnp.zeros(1)
+        ... )
+        >>> output = search(None, jax.random.key(0), root, bandit, 8)
+        >>> search_values(output).selected.item()
+        3.0
+    """
+    if jnp.ndim(output.action):
+        return jax.vmap(search_values)(output)
+    tree: Any = output.search_tree
+    qvalues = completed_qvalues(tree, tree.ROOT_INDEX)
+    legal = ~jnp.asarray(tree.root_invalid_actions, bool)
+    weights = jnp.asarray(output.action_weights)
+    return SearchValues(
+        root=tree.node_values[tree.ROOT_INDEX],
+        selected=qvalues[jnp.asarray(output.action)],
+        improved=jnp.sum(jnp.where(legal, weights * qvalues, 0)),
+    )

@@ -6,14 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.test_util import check_grads
 
 from vernal.core import (
     Categorical,
+    PolicyValueLossParts,
     PPOLossParts,
     explained_variance,
     mask_logits,
+    policy_value_loss,
     ppo_loss,
     value_loss,
 )
@@ -428,3 +431,88 @@ def test_explained_variance_refuses_a_value_head_of_one_column_by_name():
         TypeError, match=r"explained_variance\(\): argument 'value_targets' .*\[8\]"
     ):
         explained_variance(jnp.zeros((8, 1)), jnp.zeros(8))
+
+
+def policy_and_values(shape=(N,), actions=5, seed=0):
+    """Arguments of `policy_value_loss`: some actions are ruled out by the targets."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=(*shape, actions))
+    weights = random.random((*shape, actions)) * (random.random((*shape, actions)) < 0.7)
+    weights[..., 0] += 0.1
+    target_probs = weights / weights.sum(axis=-1, keepdims=True)
+    values, value_targets = random.normal(size=(2, *shape))
+    return [logits, target_probs, values, value_targets]
+
+
+def as_float32(arguments):
+    return [jnp.asarray(x, jnp.float32) for x in arguments]
+
+
+@pytest.mark.parametrize("shape", [(), (N,), (3, 2)])
+def test_policy_value_loss_is_that_of_its_equation(shape):
+    logits, targets, values, value_targets = arguments = policy_and_values(shape)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    policy = -(targets * log_probs).sum(axis=-1).mean()
+    value = ((values - value_targets) ** 2).mean() / 2
+    entropy = -(np.exp(log_probs) * log_probs).sum(axis=-1).mean()
+    loss, parts = policy_value_loss(*as_float32(arguments), value_weight=0.25, entropy_weight=0.1)
+    np.testing.assert_allclose(loss, policy + 0.25 * value - 0.1 * entropy, rtol=1e-5)
+    np.testing.assert_allclose(parts.policy, policy, rtol=1e-5)
+    np.testing.assert_allclose(parts.entropy, entropy, rtol=1e-5)
+
+
+def test_policy_loss_of_a_target_is_the_cross_entropy_of_optax():
+    logits, targets, values, value_targets = as_float32(policy_and_values())
+    _, parts = policy_value_loss(logits, targets, values, value_targets)
+    wanted = optax.losses.softmax_cross_entropy(logits, targets).mean()
+    np.testing.assert_allclose(parts.policy, wanted, rtol=1e-6)
+
+
+def test_divergence_from_the_targets_is_zero_for_a_policy_that_equals_them():
+    logits, _, values, value_targets = as_float32(policy_and_values())
+    _, parts = policy_value_loss(logits, jax.nn.softmax(logits), values, value_targets)
+    np.testing.assert_allclose(parts.kl, 0, atol=1e-6)
+
+
+def test_gradient_of_the_policy_loss_is_policy_minus_target():
+    logits, targets, values, value_targets = as_float32(policy_and_values())
+    gradient = jax.jit(jax.grad(lambda x: policy_value_loss(x, targets, values, value_targets)[0]))
+    np.testing.assert_allclose(gradient(logits), (jax.nn.softmax(logits) - targets) / N, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [-jnp.inf, jnp.finfo(jnp.float32).min])
+def test_masked_actions_leave_the_policy_value_loss_and_its_gradient_finite(masked):
+    logits, _, values, value_targets = as_float32(policy_and_values())
+    logits = logits.at[:, 1].set(masked)
+    targets = jax.nn.softmax(logits)
+    loss, gradient = jax.value_and_grad(
+        lambda x: policy_value_loss(x, targets, values, value_targets)[0]
+    )(logits)
+    assert jnp.isfinite(loss)
+    assert gradient[:, 1].tolist() == [0.0] * N
+
+
+def test_vmap_and_jit_of_policy_value_loss_change_nothing():
+    arguments = as_float32(policy_and_values((3, 2)))
+    mapped = jax.jit(jax.vmap(lambda *a: policy_value_loss(*a)[0]))(*arguments)
+    alone = [policy_value_loss(*(x[i] for x in arguments))[0] for i in range(3)]
+    np.testing.assert_allclose(mapped, jnp.stack(alone), rtol=1e-6)
+
+
+def test_parts_of_policy_value_loss_survive_tree_map():
+    _, parts = policy_value_loss(*as_float32(policy_and_values()))
+    assert isinstance(jax.tree.map(lambda x: x, parts), PolicyValueLossParts)
+
+
+def test_value_head_with_an_axis_too_many_is_refused_by_policy_value_loss():
+    logits, targets, values, value_targets = as_float32(policy_and_values())
+    with pytest.raises(
+        TypeError, match=r"argument 'values' should be Float.*but is float32\[8,1\]"
+    ):
+        policy_value_loss(logits, targets, values[:, None], value_targets)
+
+
+def test_targets_of_another_number_of_actions_are_refused_by_name():
+    logits, targets, values, value_targets = as_float32(policy_and_values())
+    with pytest.raises(TypeError, match="argument 'target_probs' should be"):
+        policy_value_loss(logits, targets[:, :4], values, value_targets)

@@ -1,0 +1,205 @@
+"""What agents share when they learn: the network's side of the bargain, and the gradient steps."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike
+from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
+
+from vernal.core import Moments, minibatch_indices, take
+
+from ..actions import ActionCodec
+from ..environments import Environment
+from ..scan import scan, value_and_grad
+
+_Network = TypeVar("_Network")
+
+# Memory of 20 iterations: returns grow as the policy learns.
+RETURNS_DECAY = 0.95
+
+
+def check_settings(
+    config: Any,
+    *,
+    counts: Sequence[str],
+    fractions: Sequence[str],
+    positive: Sequence[str],
+    not_negative: Sequence[str],
+) -> None:
+    """Refuse an agent's settings that cannot work, before anything compiles.
+
+    Args:
+        config: has all that is named, and `envs`, `rollout_steps` and `minibatch_size`.
+        counts: settings that are 1 at least.
+        fractions: settings from 0 to 1.
+        positive: settings above 0, and finite.
+        not_negative: settings of 0 or more, and finite.
+
+    Raises:
+        ValueError: one is out of its range, or the minibatches do not fit the samples.
+    """
+    inf = float("inf")
+    rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
+        (counts, lambda x: x >= 1, "at least 1"),
+        (fractions, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+        (positive, lambda x: 0 < x < inf, "a number above 0"),
+        (not_negative, lambda x: 0 <= x < inf, "0 or more"),
+    ]
+    for names, is_right, wanted in rules:
+        for name in names:
+            if not is_right(getattr(config, name)):
+                raise ValueError(f"{name} is {getattr(config, name)}; give {wanted}.")
+    samples = config.envs * config.rollout_steps
+    if samples % config.minibatch_size:
+        raise ValueError(
+            f"minibatch_size is {config.minibatch_size}, which does not divide the {samples} "
+            f"samples of {config.envs} environments times {config.rollout_steps} steps; choose a "
+            "divisor."
+        )
+
+
+@runtime_checkable
+class KeepsStatistics(Protocol):
+    """A network that keeps running statistics of what it sees; they are not trained."""
+
+    def with_statistics_of(self, observations: PyTree[Array]) -> Any:
+        """The same network, a batch of observations `[N, ...]` taken in."""
+        ...
+
+
+class OptimiserSettings(Protocol):
+    """The numbers of the optimiser, as an agent's hyperparameters hold them."""
+
+    @property
+    def learning_rate(self) -> ScalarLike:
+        """Adam's step size, in units of the parameters."""
+        ...
+
+    @property
+    def adam_epsilon(self) -> ScalarLike:
+        """Adam's term against division by zero."""
+        ...
+
+    @property
+    def max_grad_norm(self) -> ScalarLike:
+        """Global norm at which a gradient is clipped."""
+        ...
+
+
+def evaluate_policy(network: Any, codec: ActionCodec, observation: Any) -> tuple[Any, Array]:
+    """Masked policy and value in one state: the one place where a network is called."""
+    outputs, value = network(observation)
+    return codec.distribution(outputs, codec.legal(observation)), value
+
+
+def in_reward_units(values: Float[Array, "..."], returns: Moments | None) -> Float[Array, "..."]:
+    """A network's values, which are deviations from the mean return, in units of the rewards.
+
+    Args:
+        values: as the network says; of any shape.
+        returns: running moments of discounted returns; `None` if the values are no deviations.
+
+    Returns:
+        The same shape. Until returns differ nothing is known of their size, and all are the mean.
+    """
+    if returns is None:
+        return values
+    return returns.mean + jnp.where(returns.varies(), returns.deviation(), 0) * values
+
+
+def shuffled_indices(
+    key: PRNGKeyArray, *, size: int, minibatch_size: int, epochs: int
+) -> Int[Array, "minibatches minibatch_size"]:
+    """Every sample once in each of several passes, each in an order of its own; for `fit`."""
+    shuffle = functools.partial(minibatch_indices, size=size, minibatch_size=minibatch_size)
+    return jax.vmap(shuffle)(jax.random.split(key, epochs)).reshape(-1, minibatch_size)
+
+
+def fit(
+    network: _Network,
+    optimiser: optax.OptState,
+    samples: PyTree[Array],
+    indices: Int[Array, "minibatches minibatch_size"],
+    loss: Callable[[_Network, Any], tuple[Float[Array, ""], Any]],
+    settings: OptimiserSettings,
+) -> tuple[_Network, optax.OptState, tuple[Any, Float[Array, " minibatches"]]]:
+    """One gradient step after the other, each on a minibatch that is gathered when it is used.
+
+    Args:
+        network: what to train.
+        optimiser: state of `make_optimiser`'s.
+        samples: any tree of arrays `[N, ...]`.
+        indices: which samples go into which minibatch.
+        loss: `(network, minibatch) -> (loss, parts)`.
+        settings: numbers of the optimiser.
+
+    Returns:
+        Network and optimiser after all steps, and of each minibatch the loss's parts and the
+        global norm of the gradient before it was clipped.
+    """
+    adam = make_optimiser(settings)
+
+    def learn(carry: Any, indices: Int[Array, " n"]) -> Any:
+        network, optimiser = carry
+        (_, parts), gradient = value_and_grad(loss)(network, take(samples, indices))
+        change, optimiser = adam.update(gradient, optimiser)
+        return (eqx.apply_updates(network, change), optimiser), (parts, optax.tree.norm(gradient))
+
+    (network, optimiser), reports = scan(learn, (network, optimiser), indices)
+    return network, optimiser, reports
+
+
+def make_optimiser(settings: OptimiserSettings) -> optax.GradientTransformation:
+    """Adam on clipped gradients; its numbers may be traced."""
+    return optax.chain(
+        optax.clip_by_global_norm(jnp.asarray(settings.max_grad_norm)),
+        optax.adam(
+            jnp.asarray(settings.learning_rate),
+            eps=jnp.asarray(settings.adam_epsilon),
+        ),
+    )
+
+
+def check_network(network: Any, environment: Environment, codec: ActionCodec) -> None:
+    """Refuse a network whose outputs the agent cannot use, before anything compiles."""
+    if isinstance(environment, (AutoResetWrapper, VmapAutoResetWrapper)):
+        raise TypeError(
+            "the environment resets itself, which hides the true last observations; give the one "
+            "inside the wrapper."
+        )
+    _, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
+    if isinstance(network, KeepsStatistics):
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), timestep.observation
+        )
+        after = eqx.filter_eval_shape(lambda n, o: n.with_statistics_of(o), network, batch)
+        if jax.tree.structure(after) != jax.tree.structure(network):
+            raise TypeError(
+                "the network's with_statistics_of should give the same network with other "
+                f"statistics, but it gives {type(after).__name__}."
+            )
+    result = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
+    if not (isinstance(result, tuple) and len(result) == 2 and all(map(_is_float, result))):
+        raise TypeError(
+            "the network should map one observation to two float arrays, (policy outputs, value), "
+            f"but it gives {jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', result)}."
+        )
+    outputs, value = result
+    for name, given, wanted in (
+        ("policy outputs", outputs.shape, codec.output_shape),
+        ("value", value.shape, ()),
+    ):
+        if given != wanted:
+            raise TypeError(
+                f"the network's {name} have shape {given} for one observation, but this "
+                f"environment's agent needs {wanted}."
+            )
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
