@@ -146,6 +146,8 @@ def rekey_state(environment: Environment, state: PyTree, key: PRNGKeyArray) -> P
 
 
 def _is_key(path: Any, leaf: Any) -> bool:
+    if not hasattr(leaf, "dtype"):  # Python's own numbers
+        return False
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return True
     name = jax.tree_util.keystr(path[-1:], simple=True)

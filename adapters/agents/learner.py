@@ -72,6 +72,7 @@ class KeepsStatistics(Protocol):
         ...
 
 
+@runtime_checkable
 class OptimiserSettings(Protocol):
     """The numbers of the optimiser, as an agent's hyperparameters hold them."""
 
