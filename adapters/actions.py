@@ -25,7 +25,7 @@ from .environments import Environment, read_specs
 
 # Without a mask that says which: more joint actions than this are as many heads.
 _JOINT_LIMIT = 1024
-# More edges than these at every node of a search tree are refused.
+# Heads whose product makes more edges than these at every node of a search tree are refused.
 _MOST_EDGES = 4096
 
 
@@ -206,7 +206,7 @@ def as_one_choice(codec: ActionCodec) -> ActionCodec:
         heads = " x ".join(map(str, codec.choices))
         raise ValueError(
             f"a search tree has an edge for every action, and {heads} choices make {size:,}, "
-            f"more than {_MOST_EDGES:,}; PPO serves them, or an environment with fewer agents."
+            f"more than {_MOST_EDGES:,}; PPO serves them."
         )
     kind = "categorical" if codec.kind == "categorical" else "joint"
     return codec._replace(kind=kind, output_shape=(size,))

@@ -115,6 +115,9 @@ def train_alphazero(
 ) -> None:
     """Train an agent with AlphaZero: tree search in the environment's own simulator.
 
+    Of the numbers that it reports, `policy` is the cross-entropy of the network to the search,
+    which ends at the search's own entropy, and `kl` is what it is above that.
+
     Args:
         environment: name of the environment; `vernal envs` lists all. One of your own is
             MODULE:CALLABLE, a class or a function that returns it.
@@ -150,7 +153,7 @@ def evaluate(
     episodes: int = 256,
     seed: int = 1,
     best: bool = False,
-    simulations: tuple[int, ...] = (),
+    simulations: UseAppendAction[tuple[tuple[int, ...], ...]] = (),
 ) -> None:
     """Measure an agent over whole episodes, beside a random policy.
 
@@ -163,7 +166,8 @@ def evaluate(
         simulations: for AlphaZero, how many states to search before each step; several numbers
             are several rows. By default as many as it was trained with.
     """
-    for name, count in (("episodes", episodes), *(("simulations", n) for n in simulations)):
+    searched = tuple(itertools.chain(*simulations))
+    for name, count in (("episodes", episodes), *(("simulations", n) for n in searched)):
         if count < 1:
             raise ValueError(f"{name} is {count}; give at least 1.")
     config, environment, agent, state = training.load(RunFolder(run), best=best)
@@ -176,7 +180,7 @@ def evaluate(
         "sampled": played(lambda key, observation: agent.act(state, key, observation)),
         "random legal": played(make_random_policy(environment)),
     }
-    for count, plan in _planners(config, agent, state, simulations).items():
+    for count, plan in _planners(config, agent, state, searched).items():
         policies[f"search {count}"] = played(plan, sees_states=True)
     options = [f"{name}={value}" for name, value in config.environment_arguments.items()]
     name = " ".join([config.environment, *options])
@@ -185,7 +189,7 @@ def evaluate(
         outcome = jax.jit(run_policy)(jax.random.key(seed))
         summary = summarise(environment, jax.random.key(seed), outcome)
         if number == 0:
-            table.add_column("policy")
+            table.add_column("policy", no_wrap=True)
             for column in summary:
                 table.add_column(column, justify="right")
         table.add_row(name, *summary.values())

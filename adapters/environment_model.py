@@ -56,6 +56,7 @@ def make_environment_model(
     in the tree first gets a key of the search's own, see `rekey_state`. What else a state hides
     from the observation is not hidden from the search: the mines of Minesweeper, say.
 
+    A step is worth as much as the next: of an environment's own discounts only 0, the end, counts.
     Several agents act as one, whose actions are all combinations of theirs, and whose reward is
     the sum. There is no automatic reset inside. Where an episode is cut, not terminated, its last
     state has a value, and the search may look beyond it.
@@ -70,7 +71,8 @@ def make_environment_model(
         The model; several heads of a policy become one choice.
 
     Raises:
-        ValueError: the actions are continuous, or too many for a tree.
+        ValueError: the actions are continuous, or too many for a tree; or the state seems to
+            hold a random key that is not named so.
 
     Example:
         >>> import jax, jax.numpy as jnp, jumanji
@@ -86,6 +88,8 @@ def make_environment_model(
     """
     codec = make_action_codec(environment)
     tree_codec = as_one_choice(codec)
+    if rekey:
+        _require_names_of_keys(environment)
 
     def predict(params: Any, embedding: SimulatorState) -> Prediction:
         outputs, value = evaluate(params, embedding.observation)
@@ -143,6 +147,20 @@ def rekey_state(environment: Environment, state: PyTree, key: PRNGKeyArray) -> P
         for place, (path, leaf) in enumerate(leaves)
     ]
     return jax.tree.unflatten(structure, fresh)
+
+
+def _require_names_of_keys(environment: Environment) -> None:
+    if hasattr(environment, "rekey"):
+        return
+    state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
+    for path, leaf in jax.tree.leaves_with_path(state):
+        looks_like_key = getattr(leaf, "dtype", None) == jnp.uint32 and leaf.shape[-1:] == (2,)
+        if looks_like_key and not _is_key(path, leaf):
+            raise ValueError(
+                f"{type(environment).__name__}'s state{jax.tree_util.keystr(path)} looks like a "
+                "random key, from which a search would see the future: give its name the ending "
+                "key, or the environment a method rekey(state, key), or say rekey=False."
+            )
 
 
 def _is_key(path: Any, leaf: Any) -> bool:

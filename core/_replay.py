@@ -14,11 +14,13 @@ class Replay(NamedTuple):
 
     Attributes:
         samples: the store; what was not written yet is zero.
-        added: number of samples added so far.
+        place: where the next samples go.
+        filled: number of samples held.
     """
 
     samples: PyTree[Shaped[Array, "C ..."]]
-    added: Int[Array, ""]
+    place: Int[Array, ""]
+    filled: Int[Array, ""]
 
 
 @checked
@@ -44,7 +46,7 @@ def init_replay(sample: PyTree, *, capacity: int) -> Replay:
     if capacity < 1:
         raise ValueError(f"init_replay(): capacity should be 1 at least, but is {capacity}.")
     store = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), sample)
-    return Replay(store, jnp.zeros((), jnp.int32))
+    return Replay(store, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 @checked
@@ -76,18 +78,17 @@ def add_to_replay(replay: Replay, batch: PyTree[Shaped[Array, "N ..."]]) -> Repl
             f"add_to_replay(): a capacity of {capacity} is no multiple of {size}, the samples "
             "added at a time; choose one."
         )
-    if jax.tree.map(_kind, replay.samples) != jax.tree.map(_kind, batch):
-        raise TypeError(
-            f"add_to_replay(): the samples are {jax.tree.map(_kind, batch)}, but the store's are "
-            f"{jax.tree.map(_kind, replay.samples)}."
-        )
-    place = replay.added % capacity
+    given, wanted = _describe(batch), _describe(replay.samples)
+    if given != wanted:
+        raise TypeError(f"add_to_replay(): the samples are {given}, but the store's are {wanted}.")
     samples = jax.tree.map(
-        lambda store, new: jax.lax.dynamic_update_slice_in_dim(store, new, place, axis=0),
+        lambda store, new: jax.lax.dynamic_update_slice_in_dim(store, new, replay.place, axis=0),
         replay.samples,
         batch,
     )
-    return Replay(samples, replay.added + size)
+    # Not the number of all samples ever added, which would overflow.
+    filled = jnp.minimum(replay.filled + size, capacity)
+    return Replay(samples, (replay.place + size) % capacity, filled)
 
 
 @checked
@@ -114,10 +115,10 @@ def replay_indices(
         >>> indices.shape, bool((indices < 2).all())
         ((3, 5), True)
     """
-    capacity = len(jax.tree.leaves(replay.samples)[0])
-    filled = jnp.minimum(replay.added, capacity)
-    return jax.random.randint(key, (minibatches, minibatch_size), 0, filled)
+    return jax.random.randint(key, (minibatches, minibatch_size), 0, replay.filled)
 
 
-def _kind(leaf: Array) -> str:
-    return f"{leaf.dtype}{list(leaf.shape[1:])}"
+def _describe(samples: PyTree) -> dict[str, str]:
+    leaves = jax.tree.leaves_with_path(samples)
+    kinds = {jax.tree_util.keystr(p): f"{x.dtype}{list(x.shape[1:])}" for p, x in leaves}
+    return {**kinds, "structure": str(jax.tree.structure(samples))}

@@ -67,10 +67,13 @@ def transition(
     return ModelTransition(State(robot, state.goal), reward, after == 0, player=jnp.array(0))
 
 
+# Made once: a search is compiled anew for every new function.
+recurrent_fn = make_recurrent_fn(predict, transition, gamma=0.9)
+
+
 def plan(network: Network, key: PRNGKeyArray, states: State) -> ArrayLike:
     """Network and search together, in one program; the best move of each state."""
     root = make_root(predict, network, states)
-    recurrent_fn = make_recurrent_fn(predict, transition, gamma=0.9)
     return search(network, key, root, recurrent_fn, num_simulations=32).action
 
 

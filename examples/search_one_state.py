@@ -65,13 +65,16 @@ def transition(
     return ModelTransition(state, arrives.astype(float), arrives, player=jnp.array(0))
 
 
+# Made once: a search is compiled anew for every new function.
+recurrent_fn = make_recurrent_fn(predict, transition, gamma=0.9)
+
+
 def plan(network: Network, key: PRNGKeyArray, state: State) -> mctx.PolicyOutput[Any]:
     """Search from one state."""
     logits, value, legal = predict(network, state)
     node = Node(state, terminal=jnp.array(False), player=jnp.array(0))
     # `prior_logits` has the shape (4,), and `value` is a scalar.
     root = Root(mask_logits(logits, legal), value, node)
-    recurrent_fn = make_recurrent_fn(predict, transition, gamma=0.9)
     return search(network, key, root, recurrent_fn, num_simulations=64)
 
 

@@ -85,8 +85,8 @@ class AlphaZeroConfig:
     value_weight: float = 1.0
     """Weight of half the squared error of the values."""
     exploration: float = 0.1
-    """Share of the uniform policy that is mixed into the network's before a search, in [0, 1):
-    a policy that is sure too early finds nothing new. Not where the agent is evaluated."""
+    """Share of the uniform policy that is mixed into the network's before a search, in [0, 1]:
+    a policy that is sure too early finds nothing new. Evaluation uses none."""
     value_resolution: float = 0.5
     """Differences between actions that are smaller than this, in deviations of the returns, are
     not magnified: the search rescales the values of a state's actions to [0, 1], and where they
@@ -163,7 +163,7 @@ class Batch(NamedTuple):
     value_targets: Float[Array, " N"]
 
 
-class Judge(NamedTuple):
+class ScaledNetwork(NamedTuple):
     """What says how good a state is: a network, and the units of its values.
 
     Attributes:
@@ -174,11 +174,9 @@ class Judge(NamedTuple):
     network: Any
     returns: Moments | None
 
-    def unit(self) -> Float[Array, ""]:
+    def scale(self) -> Float[Array, ""]:
         """One deviation of the returns, in units of the rewards; 1 until they differ."""
-        if self.returns is None:
-            return jnp.ones(())
-        return jnp.where(self.returns.varies(), self.returns.deviation(), 1)
+        return jnp.ones(()) if self.returns is None else self.returns.deviation()
 
     def evaluate(self, observation: Any) -> tuple[Array, Array]:
         """The network's outputs, and its value in units of the rewards."""
@@ -189,15 +187,15 @@ class Judge(NamedTuple):
 def make_model(environment: Environment) -> EnvironmentModel:
     """The environment's simulator, with rewards and values in deviations of the returns."""
 
-    def evaluate(judge: Judge, observation: Any) -> tuple[Array, Array]:
-        outputs, value = judge.evaluate(observation)
-        return outputs, value / judge.unit()
+    def evaluate(scaled: ScaledNetwork, observation: Any) -> tuple[Array, Array]:
+        outputs, value = scaled.evaluate(observation)
+        return outputs, value / scaled.scale()
 
     model = make_environment_model(environment, evaluate)
 
-    def transition(judge: Judge, *where_from: Any) -> ModelTransition:
-        arrived = model.transition(judge, *where_from)
-        return arrived._replace(reward=arrived.reward / judge.unit())
+    def transition(scaled: ScaledNetwork, *where_from: Any) -> ModelTransition:
+        arrived = model.transition(scaled, *where_from)
+        return arrived._replace(reward=arrived.reward / scaled.scale())
 
     return model._replace(transition=transition)
 
@@ -275,15 +273,15 @@ def make_alphazero(
             hyperparameters=jax.tree.map(jnp.float32, hyperparameters),
         )
 
-    def judge_of(state: AlphaZeroState) -> Judge:
+    def scaled_network(state: AlphaZeroState) -> ScaledNetwork:
         returns = state.returns if config.normalise_values else None
-        return Judge(eqx.combine(state.params, static), returns)
+        return ScaledNetwork(eqx.combine(state.params, static), returns)
 
     def step(state: AlphaZeroState) -> tuple[AlphaZeroState, AlphaZeroMetrics]:
         key, rollout_key, fit_key = jax.random.split(state.key, 3)
-        judge = judge_of(state)
+        scaled = scaled_network(state)
         env_state, batch, episodes, paid = collect(
-            judge, envs, model, state.envs, rollout_key, state.hyperparameters, config
+            scaled, envs, model, state.envs, rollout_key, state.hyperparameters, config
         )
         returns = state.returns
         if config.normalise_values:
@@ -301,7 +299,7 @@ def make_alphazero(
         )
         loss = functools.partial(minibatch_loss, codec=codec, hyperparameters=state.hyperparameters)
         network, optimiser, (losses, norms) = fit(
-            judge.network, state.optimiser, samples, indices, loss, state.hyperparameters
+            scaled.network, state.optimiser, samples, indices, loss, state.hyperparameters
         )
         if isinstance(network, KeepsStatistics):
             network = network.with_statistics_of(batch.observations)
@@ -326,6 +324,7 @@ def make_alphazero(
         policy, _ = evaluate_policy(eqx.combine(state.params, static), codec, observation)
         return codec.to_environment(policy.mode() if key is None else policy.sample(key))
 
+    @functools.partial(jax.jit, static_argnames="simulations")
     def plan(
         state: AlphaZeroState,
         key: PRNGKeyArray,
@@ -336,7 +335,7 @@ def make_alphazero(
     ) -> Any:
         seen = SimulatorState(environment_state, observation)
         output = search_states(
-            judge_of(state),
+            scaled_network(state),
             jax.tree.map(lambda x: x[None], seen),
             model,
             key,
@@ -361,7 +360,7 @@ def make_alphazero(
 
 
 def search_states(
-    judge: Judge,
+    scaled: ScaledNetwork,
     states: SimulatorState,
     model: EnvironmentModel,
     key: PRNGKeyArray,
@@ -373,17 +372,16 @@ def search_states(
     gumbel_scale: float = 1.0,
 ) -> Any:
     """Search from each of a batch of states, in the model's units; the key is consumed."""
-    root = make_root(model.predict, judge, states)
+    root = make_root(model.predict, scaled, states)
     qtransform = functools.partial(
         qtransform_completed_by_mix_value, epsilon=config.value_resolution
     )
     return search(
-        judge,
+        scaled,
         key,
         root._replace(prior_logits=mix_with_uniform(root.prior_logits, exploration)),
         make_recurrent_fn(model.predict, model.transition, gamma=gamma),
         simulations,
-        legal_actions(root.prior_logits),
         max_num_considered_actions=config.max_considered_actions,
         qtransform=qtransform,
         gumbel_scale=gumbel_scale,
@@ -398,13 +396,14 @@ def mix_with_uniform(prior_logits: Float[Array, "B A"], share: ScalarLike) -> Fl
     speak against it, so that a policy cannot become sure for want of knowledge.
     """
     legal = legal_actions(prior_logits)
-    uniform = legal / jnp.sum(legal, axis=-1, keepdims=True)
-    mixed = (1 - share) * jax.nn.softmax(prior_logits) + share * uniform
-    return mask_logits(jnp.log(jnp.where(mixed > 0, mixed, 1)), legal)
+    log_uniform = -jnp.log(jnp.sum(legal, axis=-1, keepdims=True, dtype=prior_logits.dtype))
+    # In logarithms: a legal action stays possible however improbable it is.
+    own = jnp.log1p(-jnp.asarray(share)) + jax.nn.log_softmax(prior_logits)
+    return mask_logits(jnp.logaddexp(own, jnp.log(jnp.asarray(share)) + log_uniform), legal)
 
 
 def collect(
-    judge: Judge,
+    scaled: ScaledNetwork,
     envs: VectorEnvironment,
     model: EnvironmentModel,
     env_state: EnvState,
@@ -419,12 +418,12 @@ def collect(
     """
 
     def values_of(observations: Any) -> Float[Array, " B"]:
-        return jax.vmap(judge.evaluate)(observations)[1]
+        return jax.vmap(scaled.evaluate)(observations)[1]
 
     def walk(env_state: EnvState, key: PRNGKeyArray) -> tuple[EnvState, tuple[Sample, Transition]]:
         observations = env_state.observations
         output = search_states(
-            judge,
+            scaled,
             SimulatorState(env_state.states, observations),
             model,
             key,
@@ -436,7 +435,7 @@ def collect(
         actions = jax.vmap(model.to_environment)(output.action)
         env_state, transitions = envs.step(env_state, actions)
         # A truncated episode goes on in truth: it is worth what its own last state is.
-        values = search_values(output).improved * judge.unit()
+        values = search_values(output).improved * scaled.scale()
         last_values = run_if(
             jnp.any(transitions.truncated),
             lambda: values_of(transitions.next_observations),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
 
 from .untyped import Tree, mctx
 
@@ -76,121 +76,133 @@ def make_loop(
         deepest = num_simulations if max_depth is None else max_depth
 
         def grow(trees: Tree, own_keys: Callable[..., Any] = lambda *keys: keys) -> Tree:
+            rows = len(trees.node_values)
+            # What may be traced, and mapped, is data of each row.
+            knobs = {n: jnp.broadcast_to(x, (rows,)) for n, x in rules.knobs.items()}
+            # One tree is kept without its axis, which under `vmap` would stand in the way.
+            squeeze, expand, for_all = _ONE_TREE if rows == 1 else _TREES
+
             def simulate(simulation: Array, carry: tuple[PRNGKeyArray, Tree]) -> Any:
                 key, tree = carry
                 # The same keys as mctx, and so the same numbers.
                 key, select_key, expand_key = jax.random.split(key, 3)
                 keys, expand_key = own_keys(jax.random.split(select_key, size), expand_key)
-                parents, actions = walk_down(keys, tree, rules, deepest)
-                children = _get(tree.children_index, parents, actions)
+                walk = functools.partial(walk_down, rules, deepest)
+                # What is as large as the states stays out of the walks.
+                bare = tree.replace(embeddings=None)
+                parents, actions, children = for_all(walk)(squeeze(keys), bare, squeeze(knobs))
                 # The node first reached in simulation `i` is number `i + 1`; one that was there
                 # before is met again only at the greatest depth.
                 children = jnp.where(children == UNVISITED, simulation + 1, children)
-                tree = expand(tree, params, expand_key, recurrent_fn, parents, actions, children)
-                return key, walk_up(tree, children)
+                left = for_all(read)(tree.embeddings, parents)
+                step, arrived = recurrent_fn(params, expand_key, expand(actions), expand(left))
+                tree = for_all(write)(
+                    tree, squeeze(step), squeeze(arrived), parents, actions, children
+                )
+                bare = tree.replace(embeddings=None, extra_data=None)
+                changed = for_all(walk_up)(bare, children)
+                return key, tree.replace(**dict(zip(_CHANGING, changed, strict=True)))
 
-            return jax.lax.fori_loop(start, num_simulations, simulate, (key, trees))[1]
+            carry = key, squeeze(trees)
+            return expand(jax.lax.fori_loop(start, num_simulations, simulate, carry)[1])
 
         if slice_size is None:
             return key, grow(trees)
-
-        rows = slice_size
+        part_size = slice_size
 
         def grow_part(arguments: Any) -> Tree:
             part, trees, roots = arguments
 
             def own_keys(keys: Shaped[Array, "B ..."], key: PRNGKeyArray) -> tuple[Array, Array]:
-                keys = jax.lax.dynamic_slice_in_dim(keys, part * rows, rows)
+                keys = jax.lax.dynamic_slice_in_dim(keys, part * part_size, part_size)
                 return keys, jax.random.fold_in(key, part)
 
             store = jax.tree.map(
-                lambda x: jnp.zeros((rows, num_nodes, *x.shape[1:]), x.dtype), roots
+                lambda x: jnp.zeros((part_size, num_nodes, *x.shape[1:]), x.dtype), roots
             )
             store = jax.tree.map(lambda x, root: x.at[:, ROOT].set(root), store, roots)
             return grow(trees.replace(embeddings=store), own_keys).replace(embeddings=None)
 
         parts = jax.tree.map(
-            lambda x: x.reshape(-1, rows, *x.shape[1:]),
+            lambda x: x.reshape(-1, part_size, *x.shape[1:]),
             (trees.replace(embeddings=None), roots),
         )
-        trees = jax.lax.map(grow_part, (jnp.arange(size // rows), *parts))
+        trees = jax.lax.map(grow_part, (jnp.arange(size // part_size), *parts))
         return key, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), trees)
 
     return loop
 
 
 def walk_down(
-    keys: Shaped[Array, "B ..."], tree: Tree, rules: Rules, deepest: int
-) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    rules: Rules,
+    deepest: int,
+    keys: Shaped[Array, "B ..."],
+    tree: Tree,
+    knobs: dict[str, Shaped[Array, " B"]],
+) -> tuple[Int[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
     """From the root of every tree along selected actions to one that was never taken.
 
     Args:
-        keys: one for each tree, consumed.
-        tree: the trees.
         rules: how to choose.
         deepest: number of edges after which a walk ends in any case.
+        keys: one for each tree, consumed.
+        tree: the trees.
+        knobs: the rules' own numbers, for each tree.
 
     Returns:
-        The node where each walk ended, and the action to take from it.
+        The node where each walk ended, the action to take from it, and where that leads:
+        `UNVISITED` as a rule.
     """
 
-    def walk(
-        keys: Shaped[Array, "B ..."], tree: Tree, knobs: dict[str, Shaped[Array, " B"]]
-    ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        def select(choose: Select, keys: Shaped[Array, "B ..."], nodes: Array, depth: Array) -> Any:
-            keys, select_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-            of_all = jax.vmap(choose, in_axes=(0, 0, 0, None, 0))
-            actions = of_all(select_keys, tree, nodes, depth, knobs)
-            return keys, actions, _get(tree.children_index, nodes, actions)
+    def select(choose: Select, keys: Shaped[Array, "B ..."], nodes: Array, depth: Array) -> Any:
+        keys, select_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        of_all = jax.vmap(choose, in_axes=(0, 0, 0, None, 0))
+        actions = of_all(select_keys, tree, nodes, depth, knobs)
+        return keys, actions, _get(tree.children_index, nodes, actions)
 
-        def step(carry: Any) -> Any:
-            keys, nodes, actions, children, going, depth = carry
-            keys, next_actions, next_children = select(rules.inside, keys, children, depth)
-            nodes = jnp.where(going, children, nodes)
-            actions = jnp.where(going, next_actions, actions)
-            children = jnp.where(going, next_children, children)
-            depth = depth + 1
-            going &= (next_children != UNVISITED) & (depth < deepest)
-            return keys, nodes, actions, children, going, depth
+    def step(carry: Any) -> Any:
+        keys, nodes, actions, children, going, depth = carry
+        keys, next_actions, next_children = select(rules.inside, keys, children, depth)
+        nodes = jnp.where(going, children, nodes)
+        actions = jnp.where(going, next_actions, actions)
+        children = jnp.where(going, next_children, children)
+        depth = depth + 1
+        going &= (next_children != UNVISITED) & (depth < deepest)
+        return keys, nodes, actions, children, going, depth
 
-        roots = _spread(jnp.full(keys.shape[:1], ROOT), varying_axes(tree.parents))
-        keys, actions, children = select(rules.at_root, keys, roots, jnp.zeros((), jnp.int32))
-        going = (children != UNVISITED) & (deepest > 1)
-        carry = (keys, roots, actions, children, going, jnp.ones((), jnp.int32))
-        _, nodes, actions, *_ = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, carry)
-        return nodes, actions
-
-    bare = tree.replace(embeddings=None)  # What is as large as the states stays out of the loop.
-    # What may be traced, and mapped, is data of each row.
-    knobs = {n: jnp.broadcast_to(x, keys.shape[:1]) for n, x in rules.knobs.items()}
-    return _as_one_batch(walk)(keys, bare, knobs)
+    roots = _spread(jnp.full(keys.shape[:1], ROOT), varying_axes(tree.parents))
+    keys, actions, children = select(rules.at_root, keys, roots, jnp.zeros((), jnp.int32))
+    going = (children != UNVISITED) & (deepest > 1)
+    carry = (keys, roots, actions, children, going, jnp.ones((), jnp.int32))
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, carry)[1:4]
 
 
-def expand(
+def read(embeddings: PyTree, nodes: Int[Array, " B"]) -> PyTree:
+    """One state of each tree."""
+    return jax.tree.map(lambda x: _get(x, nodes), embeddings)
+
+
+def write(
     tree: Tree,
-    params: Any,
-    key: PRNGKeyArray,
-    recurrent_fn: Callable[..., tuple[Any, Any]],
+    step: Any,
+    embeddings: PyTree,
     parents: Int[Array, " B"],
     actions: Int[Array, " B"],
     children: Int[Array, " B"],
 ) -> Tree:
-    """Let the model take one action in each tree, and write down where it leads.
+    """Note where the model says that one action in each tree leads.
 
     Args:
         tree: the trees.
-        params: first argument of `recurrent_fn`.
-        key: consumed.
-        recurrent_fn: the model.
-        parents: nodes to go from.
-        actions: what to do there.
+        step: what the model says of the edges and of the states arrived in.
+        embeddings: these states.
+        parents: the nodes left.
+        actions: what was done there.
         children: numbers of the nodes arrived in.
 
     Returns:
         The trees with these nodes.
     """
-    embeddings = jax.tree.map(lambda x: _get(x, parents), tree.embeddings)
-    step, embeddings = recurrent_fn(params, key, actions, embeddings)
     return tree.replace(
         node_visits=_set(tree.node_visits, _get(tree.node_visits, children) + 1, children),
         node_values=_set(tree.node_values, step.value, children),
@@ -205,7 +217,9 @@ def expand(
     )
 
 
-def walk_up(tree: Tree, leaves: Int[Array, " B"]) -> Tree:
+def walk_up(
+    tree: Tree, leaves: Int[Array, " B"]
+) -> tuple[Float[Array, "B N"], Int[Array, "B N"], Float[Array, "B N A"], Int[Array, "B N A"]]:
     """From a leaf of every tree back to the root, taking its value into all means on the way.
 
     Args:
@@ -213,48 +227,39 @@ def walk_up(tree: Tree, leaves: Int[Array, " B"]) -> Tree:
         leaves: the nodes that were just evaluated.
 
     Returns:
-        The trees, with values and visits up to date.
+        Values and visits of the nodes, and of their children, up to date.
     """
+    # Nothing is written where a tree has no such node: where a walk is over.
+    nowhere = tree.node_visits.shape[1]
 
-    def walk(tree: Tree, leaves: Int[Array, " B"]) -> tuple[Array, Array, Array, Array]:
-        # Nothing is written where a tree has no such node: where a walk is over.
-        nowhere = tree.node_visits.shape[1]
+    def step(carry: Any) -> Any:
+        means, visits, children_means, children_visits, nodes, arrived, returns = carry
+        going = nodes != ROOT
+        parents = jnp.where(going, _get(tree.parents, nodes), ROOT)
+        actions = jnp.where(going, _get(tree.action_from_parent, nodes), 0)
+        rewards = _get(tree.children_rewards, parents, actions)
+        discounts = _get(tree.children_discounts, parents, actions)
+        # Where an episode ends nothing behind it counts, neither NaN nor infinity.
+        is_end = discounts == 0
+        arrived, returns = (jnp.where(is_end & ~jnp.isfinite(x), 0, x) for x in (arrived, returns))
+        returns = rewards + discounts * returns
+        count = _get(visits, parents)
+        mean = (_get(means, parents) * count + returns) / (count + 1.0)
+        edge_count = _get(children_visits, parents, actions)
+        places = jnp.where(going, parents, nowhere)
+        return (
+            _set(means, mean, places),
+            _set(visits, count + 1, places),
+            _set(children_means, arrived, places, actions),
+            _set(children_visits, edge_count + 1, places, actions),
+            parents,
+            mean,
+            returns,
+        )
 
-        def step(carry: Any) -> Any:
-            means, visits, children_means, children_visits, nodes, arrived, returns = carry
-            going = nodes != ROOT
-            parents = jnp.where(going, _get(tree.parents, nodes), ROOT)
-            actions = jnp.where(going, _get(tree.action_from_parent, nodes), 0)
-            rewards = _get(tree.children_rewards, parents, actions)
-            discounts = _get(tree.children_discounts, parents, actions)
-            # Where an episode ends nothing behind it counts, neither NaN nor infinity.
-            is_end = discounts == 0
-            arrived, returns = (
-                jnp.where(is_end & ~jnp.isfinite(x), 0, x) for x in (arrived, returns)
-            )
-            returns = rewards + discounts * returns
-            count = _get(visits, parents)
-            mean = (_get(means, parents) * count + returns) / (count + 1.0)
-            edge_count = _get(children_visits, parents, actions)
-            places = jnp.where(going, parents, nowhere)
-            return (
-                _set(means, mean, places),
-                _set(visits, count + 1, places),
-                _set(children_means, arrived, places, actions),
-                _set(children_visits, edge_count + 1, places, actions),
-                parents,
-                mean,
-                returns,
-            )
-
-        value = _get(tree.node_values, leaves)
-        changing = [tree[name] for name in _CHANGING]
-        carry = (*changing, leaves, value, value)
-        return jax.lax.while_loop(lambda carry: jnp.any(carry[4] != ROOT), step, carry)[:4]
-
-    bare = tree.replace(embeddings=None, extra_data=None)
-    changed = _as_one_batch(walk)(bare, leaves)
-    return tree.replace(**dict(zip(_CHANGING, changed, strict=True)))
+    value = _get(tree.node_values, leaves)
+    carry = (*(tree[name] for name in _CHANGING), leaves, value, value)
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[4] != ROOT), step, carry)[:4]
 
 
 def _get(x: Shaped[Array, "B N ..."], *places: Int[Array, " B"]) -> Shaped[Array, "B ..."]:
@@ -271,7 +276,7 @@ def _set(
     return x.at[(rows, *places)].set(values, mode="drop", unique_indices=True)
 
 
-def _as_one_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_all_trees(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of trees `[B, ...]` that under `vmap` is called once, with all axes as one.
 
     Mapped as it is, a loop would copy whole trees to tell those that go on from the others.
@@ -280,15 +285,47 @@ def _as_one_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @call.def_vmap
     def call_with_one_axis(size: int, is_mapped: Any, *args: Any) -> Any:
-        def merge(x: Array, is_mapped: bool) -> Array:
-            x = x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
-            return x.reshape(-1, *x.shape[2:])
-
-        result = call(*jax.tree.map(merge, args, tuple(is_mapped)))
+        args = _map_all(size, is_mapped, args)
+        result = call(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), args))
         result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), result)
         return result, jax.tree.map(lambda _: True, result)
 
     return call
+
+
+def _for_one_tree(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of trees `[B, ...]` for one tree without the `B`, which `vmap` then brings."""
+    of_trees = _for_all_trees(function)
+    call = jax.custom_batching.custom_vmap(lambda *args: _without_axis(function(*_with_axis(args))))
+
+    @call.def_vmap
+    def call_with_the_axis(size: int, is_mapped: Any, *args: Any) -> Any:
+        result = of_trees(*_map_all(size, is_mapped, args))
+        return result, jax.tree.map(lambda _: True, result)
+
+    return call
+
+
+def _map_all(size: int, is_mapped: Any, args: Any) -> Any:
+    return jax.tree.map(
+        lambda x, mapped: x if mapped else jnp.broadcast_to(x, (size, *x.shape)),
+        args,
+        tuple(is_mapped),
+    )
+
+
+def _with_axis(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _without_axis(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+# How trees are kept between two simulations: how to get there from the axis `B`, how to get
+# back, and how to call what takes that axis.
+_TREES = (lambda trees: trees, lambda trees: trees, _for_all_trees)
+_ONE_TREE = (_without_axis, _with_axis, _for_one_tree)
 
 
 def _spread_over_devices(carry: Any, params: Any, recurrent_fn: Callable[..., Any]) -> Any:

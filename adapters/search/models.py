@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
+from vernal.core import mask_logits
 from vernal.core._checks import check_embedding, check_values, describe
 
 from ..modules import is_array
 from ..scan import where
+from .selection import legal_actions
 from .untyped import mctx
 
 # Fields of what each function returns first, and their axes.
@@ -174,10 +176,15 @@ def _check_fields(
 
 def _fit(fields: dict[str, Array], root: Any) -> dict[str, Array]:
     """In the tree's precision; in a state behind an end what is not finite is 0."""
-    fields = {
-        name: x.astype((root.prior_logits if name.endswith("logits") else root.value).dtype)
-        for name, x in fields.items()
-    }
+
+    def fit(name: str, x: Array) -> Array:
+        if not name.endswith("logits"):
+            return x.astype(root.value.dtype)
+        wide = x.astype(root.prior_logits.dtype)
+        # The lowest number of half precision is a mask there, and none in the tree.
+        return wide if x.dtype == wide.dtype else mask_logits(wide, legal_actions(x))
+
+    fields = {name: fit(name, x) for name, x in fields.items()}
     if "discount" in fields:
         is_end = fields["discount"] == 0
         fields["value"] = jnp.where(is_end & ~jnp.isfinite(fields["value"]), 0, fields["value"])

@@ -90,11 +90,11 @@ def search(
         max_depth: greatest number of edges from the root; `num_simulations` by default.
         batched: false if `recurrent_fn` is written for one state, without the `B`; it is then
             mapped, and each row has a key of its own.
-        engine: `vernal` grows the same tree faster; `mctx` is mctx's own loop. Policies that
-            are not named here always have that.
-        slice_size: how many trees to grow at a time, all by default. Where states are large,
-            8 or 16 are several times faster on a CPU. `recurrent_fn` is then called with so
-            many rows, and the trees returned hold no embeddings.
+        engine: `vernal` grows the same tree faster; `mctx` is mctx's own loop, which knows
+            neither masks inside the tree nor NaN. Policies not named here always have that.
+        slice_size: how many trees of a batch to grow at a time, all by default. Where states
+            are large, 8 or 16 are several times faster on a CPU. `recurrent_fn` is then called
+            with so many rows and keys of their own, and the trees hold no embeddings.
         **knobs: the policy's own, `gumbel_scale` or `qtransform` say.
 
     Returns:
@@ -128,6 +128,9 @@ def search(
         slice_size=slice_size,
         max_num_considered_actions=knobs.get("max_num_considered_actions"),
     )
+    # A number of NumPy, or another temperature, is no other program.
+    num_simulations, max_depth = int(num_simulations), max_depth and int(max_depth)
+    knobs = {n: jnp.float32(x) if isinstance(x, float) else x for n, x in knobs.items()}
     check_values("search()", {"key": (key, PRNGKeyArray)})
     if engine not in get_args(Engine):
         raise ValueError(f"search(): engine should be vernal or mctx, but is {engine!r}.")
@@ -139,11 +142,13 @@ def search(
             "away."
         )
     size = 1 if is_single else logits.shape[0]
+    if slice_size is not None and is_single:
+        raise ValueError("search(): slice_size is for a batch of roots; leave it away for one.")
     if slice_size is not None and slice_size < size and size % slice_size:
         raise ValueError(
             f"search(): slice_size is {slice_size}, which does not divide {size} roots."
         )
-    slice_size = slice_size if slice_size is not None and slice_size < size else None
+    slice_size = int(slice_size) if slice_size is not None and slice_size < size else None
     arrays, static = _split_embedding(embedding, None if is_single else logits.shape[0])
     if is_single:
         logits, value, arrays, legal = jax.tree.map(
@@ -184,7 +189,7 @@ def _find_policy(policy: str | Callable[..., PolicyOutput[Any]]) -> tuple[str, A
             )
         return policy, known[policy]
     name = next((name for name, function in known.items() if function is policy), "")
-    return name or getattr(policy, "__name__", "given"), policy
+    return name or f"{getattr(policy, '__name__', 'given')}()", policy
 
 
 def _check_counts(**counts: Any) -> None:
@@ -209,11 +214,16 @@ def _check_knobs(policy: str, run: Callable[..., Any], knobs: Mapping[str, Any])
     names = [name for name in names if name not in _recurrent_names(run)]
     if "invalid_actions" in knobs:
         raise TypeError("search(): in place of invalid_actions give legal, true where it is legal.")
-    for name in knobs:
+    for name, value in knobs.items():
         if name not in names:
             raise TypeError(
                 f"search(): the policy {policy} has no knob {name!r}; it has {', '.join(names)}."
             )
+        is_number = isinstance(value, int | float) or is_array(value)
+        is_right = callable(value) if name == "qtransform" else is_number
+        if not is_right:
+            wanted = "a function" if name == "qtransform" else "a number"
+            raise TypeError(f"search(): {name} should be {wanted}, but is {describe(value)}.")
 
 
 def _read_root(
@@ -238,11 +248,23 @@ def _read_root(
     if legal is not None:
         values["legal"] = (jnp.asarray(legal), hints[2])
     check_values("search()", values)
+    possible = legal_actions(logits)
+    legal = possible if legal is None else jnp.asarray(legal) & _not_opposite(legal, possible)
+    legal |= ~jnp.any(legal, axis=-1, keepdims=True)
     # -inf everywhere would be NaN once the largest is taken off.
     logits = jnp.maximum(widen(logits), jnp.finfo(widen(logits).dtype).min)
-    legal = legal_actions(logits) if legal is None else jnp.asarray(legal)
-    legal |= ~jnp.any(legal, axis=-1, keepdims=True)
     return mask_logits(logits, legal), widen(value), root.embedding, legal, is_single
+
+
+def _not_opposite(legal: Any, possible: Bool[Array, "*B A"]) -> Bool[Array, "*B A"]:
+    """What the logits leave possible, unless `legal` says the opposite; seen eagerly alone."""
+    contradicts = jnp.any(legal, axis=-1) & ~jnp.any(legal & possible, axis=-1)
+    if not isinstance(contradicts, Tracer) and bool(jnp.any(contradicts)):
+        raise ValueError(
+            "search(): legal leaves only actions that the logits of the root mask; true should "
+            "mean legal."
+        )
+    return possible
 
 
 def _split_embedding(embedding: PyTree, size: int | None) -> tuple[PyTree, PyTree]:
@@ -266,7 +288,7 @@ def _split_embedding(embedding: PyTree, size: int | None) -> tuple[PyTree, PyTre
 def _key_of_this_device(key: PRNGKeyArray, states: PyTree) -> PRNGKeyArray:
     """Other noise on each device that searches from other states, if the key is the same."""
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    if axes and varying_axes(jax.lax.axis_index(axes)):  # Else `shard_map` does not check.
+    if _is_checked_by_shard_map():
         axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves(states)))
         axes = tuple(sorted(axes - varying_axes(key)))
     for axis in axes:
@@ -274,9 +296,15 @@ def _key_of_this_device(key: PRNGKeyArray, states: PyTree) -> PRNGKeyArray:
     return key
 
 
+def _is_checked_by_shard_map() -> bool:
+    """Whether this is inside `shard_map`, and it knows what differs between devices."""
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes)))
+
+
 @eqx.filter_jit
 def _run(task: _Search, *data: Any) -> PolicyOutput[Any]:
-    """Search, compiled once for each program, eagerly too."""
+    """Search; eagerly too it is compiled once for each model and size."""
     arrays, static = eqx.partition(data, is_array)
 
     def body(arrays: Any) -> PolicyOutput[Any]:
@@ -305,14 +333,20 @@ def _run_policy(
     functions = recurrent_fn if len(names) > 1 else (recurrent_fn,)
     is_right = isinstance(functions, tuple | list) and len(functions) == len(names)
     if not is_right or not all(map(callable, functions)):
+        wanted = "a function" if len(names) == 1 else f"{len(names)} functions"
         raise TypeError(
-            f"search(): the policy {task.policy} wants {len(names)} function(s), "
-            f"{', '.join(names)}, but recurrent_fn is {describe(recurrent_fn)}."
+            f"search(): the policy {task.policy} wants {wanted}, {', '.join(names)}, but "
+            f"recurrent_fn is {describe(recurrent_fn)}."
         )
-    root = stop_gradient(root)
+    root, knobs = stop_gradient((root, knobs))
     guarded = guard(functions, names, root, task.static_embedding, batched=task.batched)
     knobs = {**_DEFAULTS.get(task.policy, {}), **knobs}
     loop = {}
+    if (task.engine == "mctx" or task.policy not in _RULES) and _is_checked_by_shard_map():
+        raise ValueError(
+            "search(): mctx's own loop does not work under shard_map with its default checks; "
+            "let it have check_vma=False, or use vernal's loop."
+        )
     if task.engine == "vernal" and task.policy in _RULES:
         num_actions = root.prior_logits.shape[1]
         rules = _RULES[task.policy](task.num_simulations, num_actions, **knobs)

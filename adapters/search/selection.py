@@ -34,7 +34,11 @@ def legal_actions(prior_logits: Float[Array, "*B A"]) -> Bool[Array, "*B A"]:
         [True, False, False, True]
     """
     largest = jnp.max(prior_logits, axis=-1, keepdims=True)
-    return (prior_logits > largest - _MASKED) | (prior_logits == largest)
+    wide = prior_logits.astype(jnp.promote_types(prior_logits.dtype, jnp.float32))
+    is_mask = (wide <= wide.max(axis=-1, keepdims=True) - _MASKED) | (
+        prior_logits <= jnp.finfo(prior_logits.dtype).min  # which is not low in half precision
+    )
+    return ~is_mask | (prior_logits == largest)
 
 
 def qtransform_completed_by_mix_value(
@@ -202,9 +206,9 @@ class SearchValues(NamedTuple):
         root: mean over all simulations, the network's own value among them: as MuZero, for a
             critic of the policy that explores. Pessimistic where few simulations try bad actions.
         selected: Q-value of the action taken: for a critic of exactly what is done.
-        improved: mean of the Q-values under `action_weights`, where an action that was not tried
-            counts as in Gumbel MuZero: for a critic of the policy that is being learned, and so
-            the target to bootstrap from.
+        improved: mean of the Q-values under `action_weights`: for a critic of the policy that is
+            being learned, and so the target to bootstrap from. Of `gumbel_muzero` an action that
+            was not tried counts as its mixed value; the other policies give it no weight.
     """
 
     root: Float[Array, " *B"]
@@ -242,9 +246,10 @@ def search_values(output: PolicyOutput[Any]) -> SearchValues:
     if jnp.ndim(output.action):
         return jax.vmap(search_values)(output)
     tree: Any = output.search_tree
-    qvalues = completed_qvalues(tree, tree.ROOT_INDEX)
+    with jax.numpy_dtype_promotion("standard"):  # mctx mixes integers and floats.
+        qvalues = completed_qvalues(tree, tree.ROOT_INDEX)
     legal = ~jnp.asarray(tree.root_invalid_actions, bool)
-    weights = jnp.asarray(output.action_weights)
+    weights = jnp.asarray(output.action_weights).astype(qvalues.dtype)
     return SearchValues(
         root=tree.node_values[tree.ROOT_INDEX],
         selected=qvalues[jnp.asarray(output.action)],

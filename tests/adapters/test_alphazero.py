@@ -12,7 +12,7 @@ import pytest
 from vernal.adapters.agents.alphazero import (
     AlphaZeroConfig,
     AlphaZeroHyperparameters,
-    Judge,
+    ScaledNetwork,
     collect,
     make_alphazero,
     make_model,
@@ -62,12 +62,12 @@ def compiled_step():
 def compiled_walk():
     environment = CountingEnvironment()
     envs, model = VectorEnvironment(environment, 2), make_model(environment)
-    judge = Judge(KnownNetwork(), None)
+    scaled = ScaledNetwork(KnownNetwork(), None)
     config = dataclasses.replace(SMALL, rollout_steps=9, minibatch_size=27)
 
     def walk(td_lambda):
         numbers = AlphaZeroHyperparameters(1e-3, 1e-5, 1.0, 0.9, td_lambda, 1.0, 0.1)
-        return collect(judge, envs, model, envs.init(KEY), KEY, numbers, config)
+        return collect(scaled, envs, model, envs.init(KEY), KEY, numbers, config)
 
     return quick_jit(walk)
 
@@ -100,7 +100,7 @@ def test_one_iteration_changes_parameters_and_counts():
     before, _ = small_states(0)
     after, metrics = small_states(1)
     assert int(after.iteration) == 1
-    assert int(after.replay.added) == 12
+    assert int(after.replay.filled) == 12
     changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before.params, after.params)
     assert any(jax.tree.leaves(changed))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics))
@@ -110,7 +110,8 @@ def test_one_iteration_changes_parameters_and_counts():
 
 def test_replay_holds_the_newest_iterations():
     after, _ = small_states(4)
-    assert int(after.replay.added) == 48
+    assert int(after.replay.filled) == 36
+    assert int(after.replay.place) == 12
     assert len(after.replay.samples.value_targets) == 36
 
 
@@ -165,6 +166,13 @@ def test_uniform_share_is_mixed_over_the_legal_actions():
     )
     np.testing.assert_allclose(mixed, wanted, rtol=1e-5)
     assert mixed[0, 2] == 0
+
+
+def test_a_legal_action_stays_improbable_however_improbable_it_is():
+    mixed = mix_with_uniform(jnp.array([[0.0, -90.0, -200.0]]), 0.0)
+    np.testing.assert_allclose(mixed, [[0.0, -90.0, -200.0]])
+    explored = jax.nn.softmax(mix_with_uniform(jnp.array([[0.0, -90.0, -200.0]]), 0.3))
+    np.testing.assert_allclose(explored, [[0.8, 0.1, 0.1]], rtol=1e-5)
 
 
 def test_plan_finds_what_pays_most_where_the_network_knows_nothing():

@@ -181,6 +181,21 @@ def test_truncated_state_keeps_its_value_and_a_terminated_one_has_none():
         assert arrived.reward == 1
 
 
+def test_what_looks_like_a_key_under_another_name_is_refused():
+    class Hidden(CountingEnvironment):
+        def reset(self, key):
+            state, timestep = super().reset(key)
+            return {"state": state, "rng": jax.random.key_data(key)}, timestep
+
+        def step(self, state, action):
+            inner, timestep = super().step(state["state"], action)
+            return {**state, "state": inner}, timestep
+
+    with pytest.raises(ValueError, match=r"state\['rng'\] looks like a random key"):
+        make_environment_model(Hidden())
+    make_environment_model(Hidden(), rekey=False)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -11,13 +11,14 @@ import pytest
 from jumanji.wrappers import AutoResetWrapper
 
 from vernal.adapters.actions import make_action_codec
+from vernal.adapters.agents.learner import fit, shuffled_indices
 from vernal.adapters.agents.ppo import (
     PPOConfig,
     PPOHyperparameters,
     collect,
     make_ppo,
+    minibatch_loss,
     standardise,
-    update,
 )
 from vernal.adapters.environments import VectorEnvironment
 from vernal.adapters.networks import make_default_network, make_spec_network
@@ -299,7 +300,11 @@ def test_no_shuffled_copy_of_the_data_is_ever_built():
     _, batch, *_ = walk()
 
     def learn(batch):
-        return update(network, state.optimiser, batch, codec, jax.random.key(2), numbers, config)
+        indices = shuffled_indices(jax.random.key(2), size=24, minibatch_size=6, epochs=50)
+        loss = functools.partial(
+            minibatch_loss, codec=codec, hyperparameters=numbers, normalise_advantages=False
+        )
+        return fit(network, state.optimiser, batch, indices, loss, numbers)
 
     jaxpr = jax.make_jaxpr(lambda batch: eqx.filter(learn(batch), eqx.is_array))(batch)
     walls = sum(x.size for x in jax.tree.leaves(batch.observations) if x.ndim == 3)

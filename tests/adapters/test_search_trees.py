@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from vernal.adapters.modules import pack, unpack
-from vernal.adapters.search import qtransform_completed_by_mix_value, search
+from vernal.adapters.search import legal_actions, qtransform_completed_by_mix_value, search
 from vernal.adapters.search.untyped import mctx
 from vernal.core import mask_logits
 
@@ -562,6 +562,36 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slice_size": 0}, ValueError, "slice_size should be 1 at least, but is 0"),
     ({"slice_size": 3}, ValueError, "slice_size is 3, which does not divide 8 roots"),
     (
+        {"slice_size": 2, "engine": "mctx"},
+        ValueError,
+        "slice_size is for vernal's own loop, with gumbel_muzero, muzero, stochastic_muzero",
+    ),
+    ({"gumbel_scale": "a"}, TypeError, "gumbel_scale should be a number, but is the str 'a'"),
+    ({"qtransform": None}, TypeError, "qtransform should be a function, but is a NoneType"),
+    (
+        {
+            "root": ROOT.replace(prior_logits=jnp.full((8, 4), -jnp.inf).at[:, 0].set(0.0)),
+            "legal": jnp.ones((8, 4), bool).at[:, 0].set(False),
+        },
+        ValueError,
+        "legal leaves only actions that the logits of the root mask; true should mean legal",
+    ),
+    (
+        {"root": jax.tree.map(lambda x: x[0], ROOT), "slice_size": 2},
+        ValueError,
+        "slice_size is for a batch of roots; leave it away for one",
+    ),
+    (
+        {"recurrent_fn": None},
+        TypeError,
+        "gumbel_muzero wants a function, recurrent_fn, but recurrent_fn is a NoneType",
+    ),
+    (
+        {"max_num_considered_actions": jnp.array(3)},
+        TypeError,
+        r"max_num_considered_actions should be a Python int, .* but is int32\[\]",
+    ),
+    (
         {"invalid_actions": ~LEGAL},
         TypeError,
         "in place of invalid_actions give legal, true where it is legal",
@@ -793,3 +823,12 @@ def test_refusal_without_the_hook_is_a_sentence(said, name):
 
 if __name__ == "__main__":
     json.dump({"holds": dict(on_four_devices()), "sentences": dict(sentences())}, sys.stdout)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_mask_in_any_precision_is_a_mask(dtype):
+    legal = jnp.ones((8, 4), bool).at[:, 1].set(False)
+    logits = mask_logits(jnp.zeros((8, 4), dtype), legal)
+    assert legal_actions(logits)[0].tolist() == [True, False, True, True]
+    output = search(TABLE, KEY, ROOT.replace(prior_logits=logits), step, 8)
+    assert (output.search_tree.children_visits[:, 0, 1] == 0).all()

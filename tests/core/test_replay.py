@@ -1,5 +1,7 @@
 """The store of past samples: what it keeps, what it draws, what it refuses."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,8 @@ def filled(batches, capacity=6):
 def test_store_keeps_the_newest_samples():
     kept = filled(5)
     assert sorted(kept.samples["value"].tolist()) == [9, 10, 11, 12, 13, 14]
-    assert kept.added == 15
+    assert kept.filled == 6
+    assert kept.place == 3
 
 
 def test_leaves_of_a_sample_stay_together_and_keep_their_dtypes():
@@ -85,5 +88,15 @@ def test_samples_that_do_not_fit_evenly_are_refused():
 
 def test_samples_of_another_kind_are_refused_by_name():
     wrong = {**batch_of(0), "value": jnp.zeros((3, 1))}
-    with pytest.raises(TypeError, match=r"'value': 'float32\[1\]'.*'value': 'float32\[\]'"):
+    with pytest.raises(TypeError, match=r"'value'.*float32\[1\].*'value'.*float32\[\]"):
         add_to_replay(filled(1), wrong)
+
+
+def test_samples_of_a_class_without_equality_are_accepted():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(eq=False)
+    class Seen:
+        x: jax.Array
+
+    replay = add_to_replay(init_replay(Seen(jnp.zeros(())), capacity=2), Seen(jnp.ones(2)))
+    assert replay.samples.x.tolist() == [1.0, 1.0]
