@@ -42,7 +42,7 @@ types: $(dev)
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright
 
 bench: $(runtime)
-	for file in environments ppo core; do $(bin)/python benchmarks/$$file.py || exit 1; done
+	for file in environments ppo search core; do $(bin)/python benchmarks/$$file.py || exit 1; done
 
 clean:
 	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache

@@ -67,14 +67,14 @@ def compare(
     network = make_default_network(environment)
     planner, learner = make_alphazero(environment, network), make_ppo(environment, network)
     *_, (planned, planned_steps, planned_seconds) = train(planner, seed, seconds, clock)
-    at_equal_steps = None
-    for learned in train(learner, seed, seconds, clock):
-        if at_equal_steps is None and learned[1] >= planned_steps:
-            at_equal_steps = jax.tree.map(lambda x: x.copy(), learned)
+    at_equal_steps, at_equal_time = None, None
+    for at_equal_time in train(learner, seed, seconds, clock):
+        if at_equal_steps is None and at_equal_time[1] >= planned_steps:
+            at_equal_steps = at_equal_time
     print_line = make_printer(name, seed, environment)
-    if at_equal_steps is not None:
-        print_line("PPO, equal steps", greedy(learner, at_equal_steps[0]), *at_equal_steps[1:])
-    print_line("PPO, equal time", greedy(learner, learned[0]), *learned[1:])
+    for what, learned in (("steps", at_equal_steps), ("time", at_equal_time)):
+        if learned is not None:
+            print_line(f"PPO, equal {what}", greedy(learner, learned[0]), *learned[1:])
     print_line("AlphaZero, network alone", greedy(planner, planned), planned_steps, planned_seconds)
     for count in simulations:
         who = f"AlphaZero, {count} simulations"

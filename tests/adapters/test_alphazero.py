@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -45,7 +46,7 @@ def small_agent():
 
 
 @functools.cache
-def small_states(iterations):
+def small_states(iterations) -> Any:
     """The agent's state after so many iterations, and the metrics of the last."""
     agent = small_agent()
     if iterations == 0:

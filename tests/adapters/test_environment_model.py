@@ -1,6 +1,7 @@
 """An environment's simulator as a search's model: exact, blind to the future, or refused."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ SEARCHED = [
 def made_up_value(observation):
     """A number that changes with everything that is seen."""
     leaves = [jnp.asarray(x, jnp.float32).ravel() for x in jax.tree.leaves(observation)]
-    return sum(jnp.mean(jnp.sin(x + jnp.arange(x.size))) for x in leaves)
+    return jnp.sum(jnp.stack([jnp.mean(jnp.sin(x + jnp.arange(x.size))) for x in leaves]))
 
 
 def judge(codec, observation):
@@ -183,11 +184,11 @@ def test_truncated_state_keeps_its_value_and_a_terminated_one_has_none():
 
 def test_what_looks_like_a_key_under_another_name_is_refused():
     class Hidden(CountingEnvironment):
-        def reset(self, key):
+        def reset(self, key) -> tuple[Any, Any]:
             state, timestep = super().reset(key)
             return {"state": state, "rng": jax.random.key_data(key)}, timestep
 
-        def step(self, state, action):
+        def step(self, state: Any, action) -> tuple[Any, Any]:
             inner, timestep = super().step(state["state"], action)
             return {**state, "state": inner}, timestep
 

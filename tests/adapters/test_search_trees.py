@@ -830,5 +830,5 @@ def test_mask_in_any_precision_is_a_mask(dtype):
     legal = jnp.ones((8, 4), bool).at[:, 1].set(False)
     logits = mask_logits(jnp.zeros((8, 4), dtype), legal)
     assert legal_actions(logits)[0].tolist() == [True, False, True, True]
-    output = search(TABLE, KEY, ROOT.replace(prior_logits=logits), step, 8)
+    output: Any = search(TABLE, KEY, ROOT.replace(prior_logits=logits), step, 8)
     assert (output.search_tree.children_visits[:, 0, 1] == 0).all()
