@@ -2,7 +2,7 @@
 
 # What `make demo` trains; its folder is a new one each time, for a run is never overwritten.
 DEMO_RUN  := runs/demo/$(shell date +%Y-%m-%d-%H%M%S)
-DEMO_ARGS := train ppo maze-medium --steps 300000 --folder $(DEMO_RUN)
+DEMO_ARGS := train ppo maze-medium --steps 500000 --folder $(DEMO_RUN)
 
 # Test processes side by side: as many as there are cores, up to 8.
 WORKERS ?= auto

@@ -122,33 +122,22 @@ def search(
         [1, 1, 1]
     """
     name, run = _find_policy(policy)
+    check_values("search()", {"key": (key, PRNGKeyArray)})
+    if engine not in get_args(Engine):
+        raise ValueError(f"search(): engine should be vernal or mctx, but is {engine!r}.")
     _check_counts(
         num_simulations=num_simulations,
         max_depth=max_depth,
         slice_size=slice_size,
         max_num_considered_actions=knobs.get("max_num_considered_actions"),
     )
+    _check_knobs(name, run, knobs)
+    logits, value, embedding, legal, is_single = _read_root(root, legal)
+    if slice_size is not None:
+        slice_size = _fit_slices(slice_size, logits, engine, name)
     # A number of NumPy, or another temperature, is no other program.
     num_simulations, max_depth = int(num_simulations), max_depth and int(max_depth)
     knobs = {n: jnp.float32(x) if isinstance(x, float) else x for n, x in knobs.items()}
-    check_values("search()", {"key": (key, PRNGKeyArray)})
-    if engine not in get_args(Engine):
-        raise ValueError(f"search(): engine should be vernal or mctx, but is {engine!r}.")
-    _check_knobs(name, run, knobs)
-    logits, value, embedding, legal, is_single = _read_root(root, legal)
-    if slice_size is not None and (engine == "mctx" or name not in _RULES):
-        raise ValueError(
-            f"search(): slice_size is for vernal's own loop, with {', '.join(_RULES)}; leave it "
-            "away."
-        )
-    size = 1 if is_single else logits.shape[0]
-    if slice_size is not None and is_single:
-        raise ValueError("search(): slice_size is for a batch of roots; leave it away for one.")
-    if slice_size is not None and slice_size < size and size % slice_size:
-        raise ValueError(
-            f"search(): slice_size is {slice_size}, which does not divide {size} roots."
-        )
-    slice_size = int(slice_size) if slice_size is not None and slice_size < size else None
     arrays, static = _split_embedding(embedding, None if is_single else logits.shape[0])
     if is_single:
         logits, value, arrays, legal = jax.tree.map(
@@ -203,6 +192,25 @@ def _check_counts(**counts: Any) -> None:
             )
         if count < 1:
             raise ValueError(f"search(): {name} should be 1 at least, but is {count}.")
+
+
+def _fit_slices(slice_size: int, logits: Array, engine: Engine, policy: str) -> int | None:
+    """How many trees to grow at a time, unless that is all."""
+    if engine == "mctx" or policy not in _RULES:
+        raise ValueError(
+            f"search(): slice_size is for vernal's own loop, with {', '.join(_RULES)}; leave it "
+            "away."
+        )
+    if logits.ndim == 1:
+        raise ValueError("search(): slice_size is for a batch of roots; leave it away for one.")
+    size = logits.shape[0]
+    if slice_size >= size:
+        return None
+    if size % slice_size:
+        raise ValueError(
+            f"search(): slice_size is {slice_size}, which does not divide {size} roots."
+        )
+    return int(slice_size)
 
 
 def _recurrent_names(run: Callable[..., Any]) -> list[str]:
