@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
-from .scan import where
+from vernal.core._arrays import where
 
 # Longer queues make larger batches, which are cheaper an episode; past 16 the gain is small.
 _MOST_EPISODES = 16

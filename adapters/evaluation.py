@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from jumanji.environments import Maze
 
+from vernal.core._arrays import where
+
 from .actions import make_action_codec
-from .environments import Environment
+from .environments import Environment, read_outcome
 from .mazes import shortest_path_length
-from .scan import where
 
 Act = Callable[..., Any]
 
@@ -83,7 +84,7 @@ def play(
         seen = (observations, states) if sees_states else (observations,)
         actions = jax.vmap(act)(jax.random.split(step_key, episodes), *seen)
         next_states, timesteps = jax.vmap(environment.step)(states, actions)
-        rewards = timesteps.reward.reshape(episodes, -1).sum(axis=1)
+        rewards = jax.vmap(read_outcome)(timesteps).reward
         outcome = Episodes(
             returns=outcome.returns + jnp.where(running, rewards, 0),
             lengths=outcome.lengths + running,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree, Shaped
+from jaxtyping import Array, Bool, PyTree
 
 _Carry = TypeVar("_Carry")
 _Tree = TypeVar("_Tree")
@@ -157,29 +157,6 @@ def value_and_grad(
         (6.0, 3.0)
     """
     return eqx.filter_value_and_grad(function, has_aux=True)
-
-
-def where(condition: Bool[Array, " B"], yes: _Tree, no: _Tree) -> _Tree:
-    """Row by row, the leaves of one tree or of the other.
-
-    Args:
-        condition: which rows to take from `yes`.
-        yes: tree of arrays `[B, ...]`.
-        no: the same structure and shapes.
-
-    Returns:
-        The same structure and shapes.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> where(jnp.array([True, False]), {"x": jnp.ones(2)}, {"x": jnp.zeros(2)})["x"].tolist()
-        [1.0, 0.0]
-    """
-
-    def choose(a: Shaped[Array, "B ..."], b: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
-        return jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(choose, yes, no)
 
 
 def run_if(condition: Bool[Array, ""], function: Callable[[], _Tree], otherwise: _Tree) -> _Tree:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
+from ._arrays import widen
 from ._checks import checked
 
 
@@ -124,8 +125,8 @@ class SquashedNormal(NamedTuple):
     def log_prob(self, actions: Float[Array, " *batch D"]) -> Float[Array, " *batch"]:
         """Log-density of each action, in nats; one at a bound is moved just inside."""
         edge = 1 - jnp.finfo(actions.dtype).eps
-        unsquashed = jnp.arctanh(_widen(jnp.clip(actions, -edge, edge)))
-        normal = jax.scipy.stats.norm.logpdf(unsquashed, _widen(self.means), _widen(self.stds))
+        unsquashed = jnp.arctanh(widen(jnp.clip(actions, -edge, edge)))
+        normal = jax.scipy.stats.norm.logpdf(unsquashed, widen(self.means), widen(self.stds))
         return jnp.sum(normal - _log_tanh_slope(unsquashed), axis=-1)
 
     @checked
@@ -134,7 +135,7 @@ class SquashedNormal(NamedTuple):
 
         Deterministic; its error is below 1e-3 nats for standard deviations up to 2.
         """
-        means, stds = _widen(self.means), _widen(self.stds)
+        means, stds = widen(self.means), widen(self.stds)
         nodes = jnp.asarray(_QUADRATURE_NODES, means.dtype)
         weights = jnp.asarray(_QUADRATURE_WEIGHTS, means.dtype)
         points = means[..., None] + jnp.multiply.outer(stds, nodes)
@@ -144,9 +145,9 @@ class SquashedNormal(NamedTuple):
     @checked
     def kl(self, other: "SquashedNormal") -> Float[Array, " *batch"]:
         """Divergence KL(self || other) in nats: squashing both alike does not change it."""
-        means, stds, other_stds = map(_widen, (self.means, self.stds, other.stds))
+        means, stds, other_stds = map(widen, (self.means, self.stds, other.stds))
         ratio = stds / other_stds
-        distance = (means - _widen(other.means)) / other_stds
+        distance = (means - widen(other.means)) / other_stds
         return jnp.sum((ratio**2 + distance**2 - 1) / 2 - jnp.log(ratio), axis=-1)
 
     @checked
@@ -156,15 +157,10 @@ class SquashedNormal(NamedTuple):
 
 
 def _log_probs(logits: Float[Array, " *batch A"]) -> Float[Array, " *batch A"]:
-    logits = _widen(logits)
+    logits = widen(logits)
     # The floor turns a caller's own -inf into a finite number, so that 0 * log 0 is 0; half
     # of the lowest leaves room for the subtraction inside the softmax.
     return jax.nn.log_softmax(jnp.maximum(logits, jnp.finfo(logits.dtype).min / 2))
-
-
-def _widen(x: Array) -> Array:
-    """At least float32: half precision has no room for logs of small probabilities."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _log_tanh_slope(x: Float[Array, " *batch"]) -> Float[Array, " *batch"]:

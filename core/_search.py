@@ -23,6 +23,7 @@ from jaxtyping import (
     Shaped,
 )
 
+from ._arrays import where, widen
 from ._checks import check_embedding, check_values, checked
 from ._masking import mask_logits
 
@@ -166,12 +167,12 @@ def make_recurrent_fn(
         _check_transition(arrived, nodes)
         terminal = nodes.terminal | arrived.terminal
         reached = Node(
-            embedding=_where(nodes.terminal, nodes.embedding, arrived.embedding),
+            embedding=where(nodes.terminal, nodes.embedding, arrived.embedding),
             terminal=terminal,
             player=jnp.where(nodes.terminal, nodes.player, arrived.player.astype(jnp.int32)),
         )
         prior_logits, value = _evaluate(predict_rows(params, reached.embedding), reached)
-        reward = jnp.where(nodes.terminal, 0, _widen(arrived.reward))
+        reward = jnp.where(nodes.terminal, 0, widen(arrived.reward))
         sign = jnp.where(reached.player == nodes.player, 1, -1).astype(reward.dtype)
         discount = jnp.where(terminal, 0, sign * jnp.asarray(gamma, reward.dtype))
         return ModelStep(reward, discount, prior_logits, value), reached
@@ -237,8 +238,8 @@ def _evaluate(prediction: Prediction, node: Node) -> tuple[Array, Array]:
     check_values("predict()", {"of states": rows, "the result": (prediction, Prediction)})
     at_end = node.terminal[:, None]
     # Whatever a network says behind the end, NaN too, must not reach the tree.
-    logits = jnp.where(at_end, 0, _widen(prediction.prior_logits))
-    value = jnp.where(node.terminal, 0, _widen(prediction.value))
+    logits = jnp.where(at_end, 0, widen(prediction.prior_logits))
+    value = jnp.where(node.terminal, 0, widen(prediction.value))
     return mask_logits(logits, prediction.legal | at_end), value
 
 
@@ -246,15 +247,3 @@ def _check_transition(arrived: ModelTransition, left: Node) -> None:
     rows = (left.terminal, Bool[Array, " *B"])
     check_values("transition()", {"of states": rows, "the result": (arrived, ModelTransition)})
     check_embedding("transition()", arrived.embedding, left.embedding)
-
-
-def _widen(x: Array) -> Array:
-    """At least float32: sums over hundreds of simulations drift in half precision."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _where(condition: Bool[Array, " B"], yes: PyTree, no: PyTree) -> PyTree:
-    def choose(a: Array, b: Array) -> Array:
-        return jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(choose, yes, no)

@@ -44,12 +44,13 @@ from .agent import Agent, EpisodeSums, sum_episodes
 from .learner import (
     RETURNS_DECAY,
     KeepsStatistics,
-    check_network,
     check_settings,
-    evaluate_policy,
     fit,
+    in_deviations,
     in_reward_units,
-    make_optimiser,
+    init_params,
+    make_act,
+    static_part,
 )
 
 
@@ -243,17 +244,14 @@ def make_alphazero(
     config = AlphaZeroConfig() if config is None else config
     codec = make_action_codec(environment)
     envs = VectorEnvironment(environment, config.envs)
-    # Structure and functions of the network, closed over; its arrays live in the state.
-    shapes = eqx.filter_eval_shape(make_network, jax.random.key(0))
-    static = eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
-    check_network(shapes, environment, codec)
+    static = static_part(make_network, environment, codec)
 
     model = make_model(environment)
     samples_per_iteration = config.envs * config.rollout_steps
 
     def init(key: PRNGKeyArray, hyperparameters: AlphaZeroHyperparameters) -> AlphaZeroState:
         network_key, envs_key, key = jax.random.split(key, 3)
-        params = eqx.filter(make_network(network_key), eqx.is_array)
+        params, optimiser = init_params(make_network, network_key, hyperparameters)
         env_state = envs.init(envs_key)
         sample = Batch(
             observations=jax.tree.map(lambda x: x[0], env_state.observations),
@@ -262,9 +260,7 @@ def make_alphazero(
         )
         return AlphaZeroState(
             params=params,
-            optimiser=make_optimiser(hyperparameters).init(
-                eqx.filter(params, eqx.is_inexact_array)
-            ),
+            optimiser=optimiser,
             returns=init_moments(),
             replay=init_replay(sample, capacity=config.replay_iterations * samples_per_iteration),
             envs=env_state,
@@ -289,7 +285,7 @@ def make_alphazero(
         replay = add_to_replay(state.replay, batch)
         samples = replay.samples
         if config.normalise_values:
-            targets = (samples.value_targets - returns.mean) / returns.deviation()
+            targets = in_deviations(samples.value_targets, returns)
             samples = samples._replace(value_targets=targets)
         indices = replay_indices(
             replay,
@@ -320,10 +316,6 @@ def make_alphazero(
         )
         return state, metrics
 
-    def act(state: AlphaZeroState, key: PRNGKeyArray | None, observation: Any) -> Any:
-        policy, _ = evaluate_policy(eqx.combine(state.params, static), codec, observation)
-        return codec.to_environment(policy.mode() if key is None else policy.sample(key))
-
     @functools.partial(jax.jit, static_argnames="simulations")
     def plan(
         state: AlphaZeroState,
@@ -349,7 +341,7 @@ def make_alphazero(
     return Agent(
         init=init,
         step=step,
-        act=act,
+        act=make_act(codec, static),
         hyperparameters=AlphaZeroHyperparameters(
             **{name: getattr(config, name) for name in AlphaZeroHyperparameters._fields}
         ),

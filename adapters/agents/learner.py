@@ -92,6 +92,39 @@ class OptimiserSettings(Protocol):
         ...
 
 
+def static_part(
+    make_network: Callable[[PRNGKeyArray], eqx.Module], environment: Environment, codec: ActionCodec
+) -> Any:
+    """A network's structure and functions, to be closed over; its arrays live in the state.
+
+    Raises:
+        TypeError: the agent cannot use the network, see `check_network`.
+    """
+    shapes = eqx.filter_eval_shape(make_network, jax.random.key(0))
+    check_network(shapes, environment, codec)
+    return eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
+
+
+def init_params(
+    make_network: Callable[[PRNGKeyArray], eqx.Module],
+    key: PRNGKeyArray,
+    settings: OptimiserSettings,
+) -> tuple[PyTree, optax.OptState]:
+    """A new network's arrays, and the optimiser's state for those that are trained."""
+    params = eqx.filter(make_network(key), eqx.is_array)
+    return params, make_optimiser(settings).init(eqx.filter(params, eqx.is_inexact_array))
+
+
+def make_act(codec: ActionCodec, static: Any) -> Callable[[Any, PRNGKeyArray | None, Any], Any]:
+    """An agent's `act`: the network alone, sampled, or its mode where the key is `None`."""
+
+    def act(state: Any, key: PRNGKeyArray | None, observation: Any) -> Any:
+        policy, _ = evaluate_policy(eqx.combine(state.params, static), codec, observation)
+        return codec.to_environment(policy.mode() if key is None else policy.sample(key))
+
+    return act
+
+
 def evaluate_policy(network: Any, codec: ActionCodec, observation: Any) -> tuple[Any, Array]:
     """Masked policy and value in one state: the one place where a network is called."""
     outputs, value = network(observation)
@@ -111,6 +144,11 @@ def in_reward_units(values: Float[Array, "..."], returns: Moments | None) -> Flo
     if returns is None:
         return values
     return returns.mean + jnp.where(returns.varies(), returns.deviation(), 0) * values
+
+
+def in_deviations(values: Float[Array, "..."], returns: Moments) -> Float[Array, "..."]:
+    """Values in units of the rewards as deviations from the mean return: what a network learns."""
+    return (values - returns.mean) / returns.deviation()
 
 
 def shuffled_indices(

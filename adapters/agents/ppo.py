@@ -31,13 +31,15 @@ from .agent import Agent, EpisodeSums, sum_episodes
 from .learner import (
     RETURNS_DECAY,
     KeepsStatistics,
-    check_network,
     check_settings,
     evaluate_policy,
     fit,
+    in_deviations,
     in_reward_units,
-    make_optimiser,
+    init_params,
+    make_act,
     shuffled_indices,
+    static_part,
 )
 
 
@@ -179,19 +181,14 @@ def make_ppo(
     config = PPOConfig() if config is None else config
     codec = make_action_codec(environment)
     envs = VectorEnvironment(environment, config.envs)
-    # Structure and functions of the network, closed over; its arrays live in the state.
-    shapes = eqx.filter_eval_shape(make_network, jax.random.key(0))
-    static = eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
-    check_network(shapes, environment, codec)
+    static = static_part(make_network, environment, codec)
 
     def init(key: PRNGKeyArray, hyperparameters: PPOHyperparameters) -> PPOState:
         network_key, envs_key, key = jax.random.split(key, 3)
-        params = eqx.filter(make_network(network_key), eqx.is_array)
+        params, optimiser = init_params(make_network, network_key, hyperparameters)
         return PPOState(
             params=params,
-            optimiser=make_optimiser(hyperparameters).init(
-                eqx.filter(params, eqx.is_inexact_array)
-            ),
+            optimiser=optimiser,
             returns=init_moments(),
             envs=envs.init(envs_key),
             key=key,
@@ -250,14 +247,10 @@ def make_ppo(
         )
         return state, metrics
 
-    def act(state: PPOState, key: PRNGKeyArray | None, observation: Any) -> Any:
-        policy, _ = evaluate_policy(eqx.combine(state.params, static), codec, observation)
-        return codec.to_environment(policy.mode() if key is None else policy.sample(key))
-
     return Agent(
         init=init,
         step=step,
-        act=act,
+        act=make_act(codec, static),
         hyperparameters=PPOHyperparameters(
             **{name: getattr(config, name) for name in PPOHyperparameters._fields}
         ),
@@ -336,11 +329,10 @@ def standardise(batch: Batch, returns: Moments) -> Batch:
 
     Section 2 of van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
     """
-    scale = returns.deviation()
     return batch._replace(
-        values=(batch.values - returns.mean) / scale,
-        value_targets=(batch.value_targets - returns.mean) / scale,
-        advantages=batch.advantages / scale,
+        values=in_deviations(batch.values, returns),
+        value_targets=in_deviations(batch.value_targets, returns),
+        advantages=batch.advantages / returns.deviation(),
     )
 
 

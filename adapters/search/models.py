@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from vernal.core import mask_logits
+from vernal.core._arrays import where
 from vernal.core._checks import check_embedding, check_values, describe
 
 from ..modules import is_array
-from ..scan import where
 from .selection import legal_actions
 from .untyped import mctx
 
@@ -215,8 +215,3 @@ def stop_gradient(tree: PyTree) -> PyTree:
     """The same numbers, constant to any derivative."""
     is_float = eqx.is_inexact_array
     return jax.tree.map(lambda x: jax.lax.stop_gradient(x) if is_float(x) else x, tree)
-
-
-def widen(x: Array) -> Array:
-    """At least float32: sums over hundreds of simulations drift in half precision."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

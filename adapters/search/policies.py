@@ -18,11 +18,12 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from mctx import PolicyOutput
 
 from vernal.core import mask_logits
+from vernal.core._arrays import widen
 from vernal.core._checks import check_values, describe
 
 from ..modules import is_array, unpack
 from .engine import Rules, make_loop, varying_axes
-from .models import alternate, guard, stop_gradient, widen
+from .models import alternate, guard, stop_gradient
 from .selection import (
     gumbel_muzero_rules,
     legal_actions,
@@ -218,8 +219,8 @@ def _recurrent_names(run: Callable[..., Any]) -> list[str]:
 
 
 def _check_knobs(policy: str, run: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
-    names = [n for n in inspect.signature(run).parameters if n not in _GIVEN]
-    names = [name for name in names if name not in _recurrent_names(run)]
+    given = {*_GIVEN, *_recurrent_names(run)}
+    names = [name for name in inspect.signature(run).parameters if name not in given]
     if "invalid_actions" in knobs:
         raise TypeError("search(): in place of invalid_actions give legal, true where it is legal.")
     for name, value in knobs.items():

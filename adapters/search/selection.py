@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, ScalarLike
 from mctx import PolicyOutput
 
+from vernal.core._arrays import widen
+
 from .engine import Rules
 from .untyped import Tree, mctx
 
@@ -33,12 +35,11 @@ def legal_actions(prior_logits: Float[Array, "*B A"]) -> Bool[Array, "*B A"]:
         >>> legal_actions(jnp.array([1.0, -jnp.inf, -1e9, -50.0])).tolist()
         [True, False, False, True]
     """
-    largest = jnp.max(prior_logits, axis=-1, keepdims=True)
-    wide = prior_logits.astype(jnp.promote_types(prior_logits.dtype, jnp.float32))
-    is_mask = (wide <= wide.max(axis=-1, keepdims=True) - _MASKED) | (
-        prior_logits <= jnp.finfo(prior_logits.dtype).min  # which is not low in half precision
-    )
-    return ~is_mask | (prior_logits == largest)
+    wide = widen(prior_logits)
+    largest = jnp.max(wide, axis=-1, keepdims=True)
+    lowest = jnp.finfo(prior_logits.dtype).min  # which is not low in half precision
+    is_mask = (wide <= largest - _MASKED) | (prior_logits <= lowest)
+    return ~is_mask | (wide == largest)
 
 
 def qtransform_completed_by_mix_value(

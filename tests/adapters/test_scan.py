@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vernal.adapters.scan import cond, run_if, scan, value_and_grad, where, while_loop
+from vernal.adapters.scan import cond, run_if, scan, value_and_grad, while_loop
+from vernal.core._arrays import where
 
 KEY = jax.random.key(0)
 NETWORK = eqx.nn.MLP(2, 2, 4, 1, activation=jax.nn.tanh, key=KEY)
