@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -15,22 +17,29 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
+from . import hosts, launch
 from .actions import make_action_codec
 from .agents.agent import Agent
 from .agents.alphazero import AlphaZeroConfig
 from .agents.ppo import PPOConfig
 from .evaluation import Act, Episodes, make_random_policy, play, summarise
+from .mesh import count_devices
 from .networks import make_default_network
-from .options import REQUIRED, split_arguments
+from .options import REQUIRED, parse, split_arguments
 from .registry import environment_names, find_options, make_environment
 from .runs import training
 from .runs.animation import animate, record_states, require_film
+from .runs.config import RunConfig
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
+from .runs.summary import read_curves
+from .runs.summary import summarise as summarise_curves
 
 # As --env-arg a=1 b=2, and as --env-arg a=1 --env-arg b=2.
 EnvArgs = UseAppendAction[tuple[tuple[str, ...], ...]]
+Vary = EnvArgs
+Count = int | Literal["all"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,9 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: words after `vernal`; the process's own by default.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    agents = {"ppo": train_ppo, "alphazero": train_alphazero}
+    agents = {
+        "train": {"ppo": train_ppo, "alphazero": train_alphazero},
+        "sweep": {"ppo": sweep_ppo, "alphazero": sweep_alphazero},
+    }
     commands = {
         "train": train,
+        "sweep": sweep,
         "resume": resume,
         "evaluate": evaluate,
         "watch": watch,
@@ -50,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "envs": envs,
     }
     prog = "vernal"
-    if arguments[:1] == ["train"]:
-        prog, commands, arguments = "vernal train", agents, arguments[1:]
+    if arguments[:1] and arguments[0] in agents:
+        prog, commands = f"vernal {arguments[0]}", agents[arguments[0]]
+        arguments = arguments[1:]
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -62,13 +76,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, TypeError, OSError) as error:
         print(f"vernal: {error}", file=sys.stderr)
         sys.exit(1)
+    except hosts.Lost as error:
+        print(f"vernal: {error}; `vernal resume` goes on.", file=sys.stderr, flush=True)
+        os._exit(1)  # Taking leave of the others would wait for the one that is lost.
     except KeyboardInterrupt as interrupt:
         print(f"vernal: {interrupt}" if interrupt.args else "vernal: stopped.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(_PREEMPTED if isinstance(interrupt, training.Preempted) else 130)
+
+
+# After SIGTERM, with the state saved: "temporary failure, try again" of sysexits.h.
+_PREEMPTED = 75
 
 
 def train() -> None:
-    """Train an agent, as in: vernal train ppo maze-medium."""
+    """Train an agent, or several seeds of it, as in: vernal train ppo maze-medium."""
+
+
+def sweep() -> None:
+    """Train with several settings, as in: vernal sweep ppo maze-easy --vary gamma=0.9,0.99."""
+
+
+_HOSTS, _SAFETY = launch.Hosts(), training.Safety()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +109,22 @@ class TrainOptions:
     """`spec` is built from the environment's specs; `planning` and `blog` are for mazes; `auto`
     is `planning` where mazes change, else `spec`."""
     steps: int = 819_200
-    """Environment steps to train for, rounded up to whole iterations."""
+    """Environment steps for each agent to train for, rounded up to whole iterations."""
     seed: int = 0
     """Whole number from which all others are drawn: the same seed, the same run."""
+    seeds: int = 1
+    """How many agents to train at once, with this seed and those that follow it."""
+    at_once: int = 0
+    """How many of several agents to step side by side on each device, the others then; 0 for all
+    of them, or for one after the other on a CPU, which is faster there unless networks are tiny."""
+    devices: Count = 1
+    """How many devices to spread environments or agents over, or `all`. A CPU counts as that many.
+    Of several processes always all."""
     folder: Path | None = None
     """Folder of the run, not there yet; by default runs/ENVIRONMENT/AGENT/seed-SEED, or the same
     with -2 and so on."""
+    hosts: OmitArgPrefixes[launch.Hosts] = _HOSTS
+    safety: OmitArgPrefixes[training.Safety] = _SAFETY
 
 
 _PPO, _ALPHAZERO, _OPTIONS = PPOConfig(), AlphaZeroConfig(), TrainOptions()
@@ -95,7 +133,7 @@ _PPO, _ALPHAZERO, _OPTIONS = PPOConfig(), AlphaZeroConfig(), TrainOptions()
 def train_ppo(
     environment: Positional[str],
     config: OmitArgPrefixes[PPOConfig] = _PPO,
-    options: OmitArgPrefixes[TrainOptions] = _OPTIONS,
+    run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train an agent with proximal policy optimisation.
 
@@ -103,15 +141,15 @@ def train_ppo(
         environment: name of the environment; `vernal envs` lists all. One of your own is
             MODULE:CALLABLE, a class or a function that returns it.
         config: settings of PPO.
-        options: of the run.
+        run: what is not the agent's own.
     """
-    _train("ppo", environment, config, options)
+    _train("ppo", environment, config, run)
 
 
 def train_alphazero(
     environment: Positional[str],
     config: OmitArgPrefixes[AlphaZeroConfig] = _ALPHAZERO,
-    options: OmitArgPrefixes[TrainOptions] = _OPTIONS,
+    run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train an agent with AlphaZero: tree search in the environment's own simulator.
 
@@ -122,29 +160,109 @@ def train_alphazero(
         environment: name of the environment; `vernal envs` lists all. One of your own is
             MODULE:CALLABLE, a class or a function that returns it.
         config: settings of AlphaZero.
-        options: of the run.
+        run: what is not the agent's own.
     """
-    _train("alphazero", environment, config, options)
+    _train("alphazero", environment, config, run)
 
 
-def _train(agent: str, environment: str, settings: Any, options: TrainOptions) -> None:
-    arguments = split_arguments(itertools.chain(*options.env_arg))
-    run = training.RunConfig(
-        agent, environment, options.network, options.seed, options.steps, settings, arguments
+def sweep_ppo(
+    environment: Positional[str],
+    vary: Vary = (),
+    config: OmitArgPrefixes[PPOConfig] = _PPO,
+    run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
+) -> None:
+    """Train agents with proximal policy optimisation, one for each combination of settings.
+
+    Args:
+        environment: as for `vernal train`.
+        vary: settings to try, as NAME=VALUE,VALUE,...; each combination with every seed.
+        config: settings of PPO that are the same for all.
+        run: what is not the agent's own.
+    """
+    _sweep("ppo", environment, config, run, vary)
+
+
+def sweep_alphazero(
+    environment: Positional[str],
+    vary: Vary = (),
+    config: OmitArgPrefixes[AlphaZeroConfig] = _ALPHAZERO,
+    run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
+) -> None:
+    """Train agents with AlphaZero, one for each combination of settings.
+
+    Args:
+        environment: as for `vernal train`.
+        vary: settings to try, as NAME=VALUE,VALUE,...; each combination with every seed.
+        config: settings of AlphaZero that are the same for all.
+        run: what is not the agent's own.
+    """
+    _sweep("alphazero", environment, config, run, vary)
+
+
+def _train(
+    agent: str, environment: str, settings: Any, options: TrainOptions, vary: Vary = ()
+) -> None:
+    run = RunConfig(
+        agent,
+        environment,
+        options.network,
+        options.seed,
+        options.steps,
+        settings,
+        split_arguments(itertools.chain(*options.env_arg)),
+        seeds=options.seeds,
+        vary=_parse_varied(vary),
+        devices=count_devices(options.devices),
+        at_once=options.at_once,
     )
     with progress_line() as report:
-        _say_where(training.start(run, options.folder, report))
+        folder = training.start(run, options.folder, report, options.safety)
+    _say_what_came(folder)
 
 
-def resume(run: Positional[Path], *, steps: int | None = None) -> None:
+def _sweep(agent: str, environment: str, settings: Any, options: TrainOptions, vary: Vary) -> None:
+    if not any(vary):
+        raise ValueError(
+            "a sweep varies something; name it, as in --vary learning_rate=1e-4,3e-4,1e-3."
+        )
+    _train(agent, environment, settings, options, vary)
+
+
+def _parse_varied(vary: Vary) -> dict[str, list[float]]:
+    texts = split_arguments(itertools.chain(*vary))
+    return {
+        name: [parse(name, value, float) for value in text.split(",")]
+        for name, text in texts.items()
+    }
+
+
+def resume(
+    run: Positional[Path],
+    *,
+    steps: int | None = None,
+    devices: Count | None = None,
+    any_versions: bool = False,
+    hosts: OmitArgPrefixes[launch.Hosts] = _HOSTS,
+    safety: OmitArgPrefixes[training.Safety] = _SAFETY,
+) -> None:
     """Go on with a run from its newest checkpoint.
 
     Args:
         run: folder of the run.
         steps: environment steps to train for in all; as the run was started by default.
+        devices: how many to train on, or `all`; as many as before by default.
+        any_versions: go on although libraries have other versions than those it was trained
+            with: it will not be the same run to the last bit.
+        hosts: of the run.
+        safety: of the run.
     """
+    del hosts  # `launch` has joined them.
+    count = None if devices is None else count_devices(devices)
     with progress_line() as report:
-        _say_where(training.resume(RunFolder(run), report, steps=steps))
+        folder = training.resume(
+            RunFolder(run), report, safety, steps=steps, devices=count, any_versions=any_versions
+        )
+    _say_what_came(folder)
 
 
 def evaluate(
@@ -153,6 +271,7 @@ def evaluate(
     episodes: int = 256,
     seed: int = 1,
     best: bool = False,
+    member: int | None = None,
     simulations: UseAppendAction[tuple[tuple[int, ...], ...]] = (),
 ) -> None:
     """Measure an agent over whole episodes, beside a random policy.
@@ -163,6 +282,8 @@ def evaluate(
         seed: of the instances and the sampling; all policies meet the same instances.
         best: the checkpoint with the best mean return in place of the newest; one is saved
             every 30 seconds and at the end.
+        member: which of several agents, from 0, in the order of the table that training prints
+            and then of seeds; by default the one with the highest mean return at last.
         simulations: for AlphaZero, how many states to search before each step; several numbers
             are several rows. By default as many as it was trained with.
     """
@@ -170,7 +291,7 @@ def evaluate(
     for name, count in (("episodes", episodes), *(("simulations", n) for n in searched)):
         if count < 1:
             raise ValueError(f"{name} is {count}; give at least 1.")
-    config, environment, agent, state = training.load(RunFolder(run), best=best)
+    config, environment, agent, state = training.load(RunFolder(run), best=best, member=member)
 
     def played(act: Act, *, sees_states: bool = False) -> Callable[[Any], Episodes]:
         return lambda key: play(environment, act, key, episodes, sees_states=sees_states)
@@ -197,7 +318,7 @@ def evaluate(
 
 
 def _planners(
-    config: training.RunConfig, agent: Agent, state: Any, simulations: tuple[int, ...]
+    config: RunConfig, agent: Agent, state: Any, simulations: tuple[int, ...]
 ) -> dict[int, Act]:
     """Policies that search, by their number of simulations; as trained with by default."""
     plan = agent.plan
@@ -223,6 +344,7 @@ def watch(
     frames_per_second: int = 8,
     output: Path | None = None,
     sampled: bool = False,
+    member: int | None = None,
 ) -> None:
     """Write an animation of an agent.
 
@@ -235,6 +357,7 @@ def watch(
         output: file that ends in .gif or .mp4 (which takes ffmpeg); by default agent.gif in the
             run's folder, or agent-2.gif and so on.
         sampled: whether actions are sampled; the most probable ones by default.
+        member: which of several agents, as for `vernal evaluate`.
     """
     counts = {"episodes": episodes, "max_steps": max_steps, "frames_per_second": frames_per_second}
     for name, count in counts.items():
@@ -243,7 +366,7 @@ def watch(
     folder = RunFolder(run)
     path = next_free_path(folder.path / "agent.gif") if output is None else output
     require_film(path)
-    config, environment, agent, state = training.load(folder)
+    config, environment, agent, state = training.load(folder, member=member)
     if not hasattr(environment, "animate"):
         raise ValueError(
             f"{config.environment} has no method animate(states, interval) that could draw it."
@@ -334,8 +457,37 @@ def _try_out(name: str, arguments: dict[str, str]) -> tuple[str, str]:
         return "", f"no: {escape(str(error))}"
 
 
-def _say_where(folder: RunFolder) -> None:
+def _say_what_came(folder: RunFolder) -> None:
+    """Where the run is, and of several agents what they reached; the first process says it."""
+    if not hosts.is_first():
+        return
+    if RunConfig.from_dict(folder.read_config()).is_several:
+        _print_summary(folder)
     print(f"run: {folder.path}")
     if folder.curve_path.is_file():
         print(f"curve: {folder.curve_path}")
     print(f"next: vernal watch {folder.path}  or  vernal evaluate {folder.path}")
+
+
+def _print_summary(folder: RunFolder) -> None:
+    summaries = [summarise_curves(curves) for curves in read_curves(folder)]
+    table = Table(
+        *summaries[0].setting,
+        "seeds",
+        "return at last",
+        "interquartile mean",
+        "over all of training",
+        title="mean episode returns, 95 % intervals over seeds; at last: the last tenth",
+    )
+    for summary in summaries:
+        broken = f" ({summary.broken} broke)" if summary.broken else ""
+        low, high = summary.iqm_interval
+        table.add_row(
+            *(f"{value:g}" for value in summary.setting.values()),
+            f"{summary.seeds}{broken}",
+            f"{summary.last:.3f}"
+            + ("" if math.isnan(summary.margin) else f" ± {summary.margin:.3f}"),
+            "" if math.isnan(summary.iqm) else f"{summary.iqm:.3f} ({low:.3f} to {high:.3f})",
+            f"{summary.whole:.3f}",
+        )
+    Console().print(table)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core._arrays import where
@@ -200,6 +201,7 @@ class EnvState(NamedTuple):
         episode_returns: sum of rewards of the running episodes so far.
         episode_lengths: number of steps of the running episodes so far.
         queue: their next episodes.
+        indices: which copies these are, where they are a part of a larger whole.
         key: what all episodes derive from; never consumed.
     """
 
@@ -208,7 +210,18 @@ class EnvState(NamedTuple):
     episode_returns: Float[Array, " B"]
     episode_lengths: Int[Array, " B"]
     queue: Queue
+    indices: Int[Array, " B"]
     key: PRNGKeyArray
+
+    def keys(self, key: PRNGKeyArray) -> Shaped[Array, " B"]:
+        """A key for each copy, which depends on its index and on nothing beside it."""
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.indices)
+
+    @classmethod
+    def split_along(cls, axis: str | None) -> Any:
+        """`PartitionSpec`s by which the copies are spread along an axis of a mesh."""
+        every_copy: dict[str, Any] = dict.fromkeys(cls._fields, PartitionSpec(axis))
+        return cls(**{**every_copy, "key": PartitionSpec()})
 
 
 class Transition(NamedTuple):
@@ -261,7 +274,6 @@ class VectorEnvironment:
         num_envs: int,
         *,
         queue_length: int | None = None,
-        first_index: int = 0,
     ) -> None:
         """Describe the copies; nothing is generated yet.
 
@@ -271,7 +283,6 @@ class VectorEnvironment:
             queue_length: how many coming episodes to hold for each copy, `Q`. It changes
                 memory and speed, no trajectory. If not given, as many as fit into 64 MiB for all
                 copies together, but at least 1 and at most 16.
-            first_index: index of the first copy, where these are a part of a larger whole.
 
         Raises:
             ValueError: a count is below 1, or `check_environment` refuses the environment.
@@ -289,20 +300,38 @@ class VectorEnvironment:
         self.queue_length = queue_length or _fitting_queue_length(num_envs, episode)
         # Episodes made side by side are cheaper, but all of a batch wait for one.
         self.batch_size = max(1, num_envs * self.queue_length // 4)
-        self.first_index = first_index
 
-    def init(self, key: PRNGKeyArray) -> EnvState:
+    def part(self, parts: int) -> "VectorEnvironment":
+        """One of several equal parts of the copies, with queues as long as those of the whole.
+
+        Args:
+            parts: how many; divides the number of copies.
+
+        Returns:
+            Fewer copies; which ones, `init` is told.
+        """
+        if self.num_envs % parts:
+            raise ValueError(f"{self.num_envs} copies cannot be cut into {parts} equal parts.")
+        if parts == 1:
+            return self
+        return VectorEnvironment(
+            self.environment, self.num_envs // parts, queue_length=self.queue_length
+        )
+
+    def init(self, key: PRNGKeyArray, first_index: Int[Array, ""] | int = 0) -> EnvState:
         """Begin the first episode of every copy.
 
         Args:
             key: consumed; all episodes to come derive from it.
+            first_index: index of the first copy, where these are a part of a larger whole.
 
         Returns:
             The copies at their first states, with full queues.
         """
         copies = jnp.repeat(jnp.arange(self.num_envs), self.queue_length)
         episodes = jnp.tile(jnp.arange(self.queue_length), self.num_envs)
-        states, observations = self._generate(key, copies, episodes)
+        indices = jnp.asarray(first_index) + jnp.arange(self.num_envs)
+        states, observations = self._generate(key, indices[copies], episodes)
         full = jnp.full(self.num_envs, self.queue_length)
         queue = Queue(states, observations, generated=full, taken=jnp.ones_like(full))
         first = jax.tree.map(lambda x: x[:: self.queue_length], queue)
@@ -312,6 +341,7 @@ class VectorEnvironment:
             episode_returns=jnp.zeros(self.num_envs),
             episode_lengths=jnp.zeros(self.num_envs, jnp.int32),
             queue=queue,
+            indices=indices,
             key=key,
         )
 
@@ -340,7 +370,7 @@ class VectorEnvironment:
             episode_lengths=env_state.episode_lengths + 1,
             extras=timesteps.extras,
         )
-        queue = self._refill(env_state.queue, env_state.key, ended)
+        queue = self._refill(env_state, ended)
         states, observations = self._begin(queue, ended, states, timesteps.observation)
         env_state = EnvState(
             states=states,
@@ -348,19 +378,20 @@ class VectorEnvironment:
             episode_returns=jnp.where(ended, 0, transition.episode_returns),
             episode_lengths=jnp.where(ended, 0, transition.episode_lengths),
             queue=queue._replace(taken=queue.taken + ended),
+            indices=env_state.indices,
             key=env_state.key,
         )
         return env_state, transition
 
-    def _generate(self, key: PRNGKeyArray, copies: Array, episodes: Array) -> tuple[Any, Any]:
+    def _generate(self, key: PRNGKeyArray, indices: Array, episodes: Array) -> tuple[Any, Any]:
         """First states and observations of some episodes of some copies."""
 
-        def generate_one(copy: Array, episode: Array) -> tuple[Any, Any]:
-            copy_key = jax.random.fold_in(key, self.first_index + copy)
+        def generate_one(index: Array, episode: Array) -> tuple[Any, Any]:
+            copy_key = jax.random.fold_in(key, index)
             state, timestep = self._reset(jax.random.fold_in(copy_key, episode))
             return state, timestep.observation
 
-        return jax.vmap(generate_one)(copies, episodes)
+        return jax.vmap(generate_one)(indices, episodes)
 
     def _begin(
         self, queue: Queue, ended: Bool[Array, " B"], states: Any, observations: Any
@@ -379,7 +410,7 @@ class VectorEnvironment:
         carry = ((states, observations), jnp.any(ended))
         return jax.lax.while_loop(lambda carry: carry[1], begin, carry)[0]
 
-    def _refill(self, queue: Queue, key: PRNGKeyArray, needed: Bool[Array, " B"]) -> Queue:
+    def _refill(self, env_state: EnvState, needed: Bool[Array, " B"]) -> Queue:
         """Generate batches of episodes until no copy that needs one has an empty queue."""
 
         def is_dry(queue: Queue) -> Bool[Array, ""]:
@@ -394,7 +425,8 @@ class VectorEnvironment:
             chosen = jnp.argsort(urgency, stable=True)[: self.batch_size]
             copies, place = jnp.divmod(chosen, self.queue_length)
             episodes = queue.generated[copies] + place
-            states, observations = self._generate(key, copies, episodes)
+            indices = env_state.indices[copies]
+            states, observations = self._generate(env_state.key, indices, episodes)
             useful = is_free.ravel()[chosen]
             slots = copies * self.queue_length + episodes % self.queue_length
             slots = jnp.where(useful, slots, self.num_envs * self.queue_length)
@@ -410,7 +442,7 @@ class VectorEnvironment:
             )
 
         # A loop of no turns, not a `cond`: under `vmap` a `cond` would run both branches.
-        return jax.lax.while_loop(is_dry, generate, queue)
+        return jax.lax.while_loop(is_dry, generate, env_state.queue)
 
 
 def _fitting_queue_length(num_envs: int, episode: Any) -> int:

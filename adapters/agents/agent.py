@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..environments import Transition
@@ -23,6 +24,7 @@ class Agent(NamedTuple):
         network: `state -> module`, the policy being trained.
         plan: `(state, key, environment_state, observation, simulations=...) -> action`: as `act`,
             but the best action that a search finds; `None` for an agent that cannot search.
+        specs: how the state lies on the agent's mesh, a `PartitionSpec` or a tree of them.
     """
 
     init: Callable[[PRNGKeyArray, Any], Any]
@@ -32,6 +34,7 @@ class Agent(NamedTuple):
     steps_per_iteration: int
     network: Callable[[Any], Any]
     plan: Callable[..., Any] | None = None
+    specs: Any = PartitionSpec()
 
 
 class EpisodeSums(NamedTuple):
@@ -59,6 +62,7 @@ def sum_episodes(transitions: Transition) -> EpisodeSums:
 
     Example:
         >>> import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
         >>> ended, values = jnp.array([True, False]), jnp.array([2.0, 9.0])
         >>> never, lengths = jnp.array([False, False]), jnp.array([3, 4])
         >>> sums = sum_episodes(

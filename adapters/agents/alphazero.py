@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
 
 from vernal.core import (
@@ -38,18 +39,22 @@ from vernal.core import (
 from ..actions import ActionCodec, make_action_codec, one_choice
 from ..environment_model import EnvironmentModel, SimulatorState, make_environment_model
 from ..environments import Environment, EnvState, Transition, VectorEnvironment
+from ..mesh import Devices, lay_out
 from ..scan import run_if
 from ..search import legal_actions, qtransform_completed_by_mix_value, search, search_values
 from .agent import Agent, EpisodeSums, sum_episodes
 from .learner import (
     RETURNS_DECAY,
     KeepsStatistics,
+    Strata,
     check_settings,
     fit,
     in_deviations,
     in_reward_units,
     init_params,
     make_act,
+    make_envs,
+    make_strata,
     static_part,
 )
 
@@ -157,11 +162,11 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What is learned from."""
+    """What is learned from; of a rollout it is `[T, B, ...]`."""
 
-    observations: PyTree[Shaped[Array, "N ..."]]
-    target_probs: Float[Array, "N A"]
-    value_targets: Float[Array, " N"]
+    observations: PyTree[Shaped[Array, "..."]]
+    target_probs: Float[Array, " *batch A"]
+    value_targets: Float[Array, " *batch"]
 
 
 class ScaledNetwork(NamedTuple):
@@ -205,6 +210,8 @@ def make_alphazero(
     environment: Environment,
     make_network: Callable[[PRNGKeyArray], eqx.Module],
     config: AlphaZeroConfig | None = None,
+    *,
+    mesh: Mesh | None = None,
 ) -> Agent:
     """Build AlphaZero for an environment and a network.
 
@@ -219,13 +226,15 @@ def make_alphazero(
             without automatic reset.
         make_network: as for `make_ppo`.
         config: settings; the defaults if not given.
+        mesh: as for `make_ppo`; searches and past samples are spread too.
 
     Returns:
         The agent. Its `act` is the network alone; its `plan` searches.
 
     Raises:
         TypeError: the network returns outputs or a value of a wrong shape.
-        ValueError: actions are continuous, or too many for a tree.
+        ValueError: actions are continuous, or too many for a tree; or the devices divide `envs`
+            or `minibatch_size` unevenly.
 
     Example:
         >>> import jax
@@ -242,8 +251,9 @@ def make_alphazero(
         True
     """
     config = AlphaZeroConfig() if config is None else config
+    devices = Devices(mesh)
     codec = make_action_codec(environment)
-    envs = VectorEnvironment(environment, config.envs)
+    envs = make_envs(environment, config, devices)
     static = static_part(make_network, environment, codec)
 
     model = make_model(environment)
@@ -252,7 +262,8 @@ def make_alphazero(
     def init(key: PRNGKeyArray, hyperparameters: AlphaZeroHyperparameters) -> AlphaZeroState:
         network_key, envs_key, key = jax.random.split(key, 3)
         params, optimiser = init_params(make_network, network_key, hyperparameters)
-        env_state = envs.init(envs_key)
+        env_state = envs.init(envs_key, devices.index() * envs.num_envs)
+        strata = make_strata(config, devices)
         sample = Batch(
             observations=jax.tree.map(lambda x: x[0], env_state.observations),
             target_probs=jnp.zeros(model.num_actions),
@@ -262,7 +273,7 @@ def make_alphazero(
             params=params,
             optimiser=optimiser,
             returns=init_moments(),
-            replay=init_replay(sample, capacity=config.replay_iterations * samples_per_iteration),
+            replay=init_stores(sample, strata, config),
             envs=env_state,
             key=key,
             iteration=jnp.zeros((), jnp.int32),
@@ -276,31 +287,35 @@ def make_alphazero(
     def step(state: AlphaZeroState) -> tuple[AlphaZeroState, AlphaZeroMetrics]:
         key, rollout_key, fit_key = jax.random.split(state.key, 3)
         scaled = scaled_network(state)
-        env_state, batch, episodes, paid = collect(
+        env_state, rollout, episodes, paid = collect(
             scaled, envs, model, state.envs, rollout_key, state.hyperparameters, config
         )
         returns = state.returns
         if config.normalise_values:
-            returns = update_moments(returns, paid, decay=RETURNS_DECAY)
-        replay = add_to_replay(state.replay, batch)
-        samples = replay.samples
+            returns = update_moments(returns, devices.gather(paid), decay=RETURNS_DECAY)
+        strata = make_strata(config, devices)
+        replay = add_to_stores(state.replay, strata.regroup(rollout))
+        samples = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), replay.samples)
         if config.normalise_values:
             targets = in_deviations(samples.value_targets, returns)
             samples = samples._replace(value_targets=targets)
-        indices = replay_indices(
-            replay,
-            fit_key,
-            minibatches=config.epochs * len(batch.value_targets) // config.minibatch_size,
-            minibatch_size=config.minibatch_size,
+        loss = functools.partial(
+            minibatch_loss, codec=codec, hyperparameters=state.hyperparameters, devices=devices
         )
-        loss = functools.partial(minibatch_loss, codec=codec, hyperparameters=state.hyperparameters)
         network, optimiser, (losses, norms) = fit(
-            scaled.network, state.optimiser, samples, indices, loss, state.hyperparameters
+            scaled.network,
+            state.optimiser,
+            samples,
+            draw_indices(replay, fit_key, strata, config),
+            loss,
+            state.hyperparameters,
+            devices,
         )
         if isinstance(network, KeepsStatistics):
-            network = network.with_statistics_of(batch.observations)
+            observations = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), rollout.observations)
+            network = network.with_statistics_of(devices.gather(observations))
         metrics = AlphaZeroMetrics(
-            episodes=episodes,
+            episodes=devices.sum(episodes),
             loss=jax.tree.map(jnp.mean, losses),
             gradient_norm=jnp.mean(norms),
         )
@@ -326,21 +341,26 @@ def make_alphazero(
         simulations: int,
     ) -> Any:
         seen = SimulatorState(environment_state, observation)
-        output = search_states(
+        output = search_state(
             scaled_network(state),
-            jax.tree.map(lambda x: x[None], seen),
-            model,
+            seen,
             key,
-            state.hyperparameters.gamma,
-            config,
+            model=model,
+            gamma=state.hyperparameters.gamma,
+            config=config,
             simulations=simulations,
             gumbel_scale=0.0,  # The best action found, not a draw.
         )
-        return model.to_environment(output.action[0])
+        return model.to_environment(output.action)
 
+    specs = lay_out(
+        AlphaZeroState,
+        envs=EnvState.split_along(devices.axis),
+        replay=lay_out(Replay, samples=PartitionSpec(devices.axis)),
+    )
     return Agent(
-        init=init,
-        step=step,
+        init=devices.spread(init, in_specs=PartitionSpec(), out_specs=specs),
+        step=devices.spread(step, in_specs=(specs,), out_specs=(specs, PartitionSpec())),
         act=make_act(codec, static),
         hyperparameters=AlphaZeroHyperparameters(
             **{name: getattr(config, name) for name in AlphaZeroHyperparameters._fields}
@@ -348,39 +368,74 @@ def make_alphazero(
         steps_per_iteration=samples_per_iteration,
         network=lambda state: eqx.combine(state.params, static),
         plan=plan,
+        specs=specs,
     )
 
 
-def search_states(
+# Axes of several stores side by side, for `vmap`.
+_STORES = lay_out(Replay, samples=0, place=None, filled=None)
+
+
+def init_stores(sample: Any, strata: Strata, config: AlphaZeroConfig) -> Replay:
+    """Empty stores of past samples, one for each stratum, that are filled in step.
+
+    The samples are `[S, C, ...]`; one place and one count hold for all of them.
+    """
+    capacity = config.replay_iterations * config.rollout_steps * strata.envs
+    store = init_replay(sample, capacity=capacity)
+    several = jax.tree.map(
+        lambda x: jnp.zeros((len(strata.here), *x.shape), x.dtype), store.samples
+    )
+    return store._replace(samples=several)
+
+
+def add_to_stores(stores: Replay, rollout: Batch) -> Replay:
+    """Add a rollout `[S, samples, ...]`, to each store its own."""
+    return jax.vmap(add_to_replay, in_axes=(_STORES, 0), out_axes=_STORES)(stores, rollout)
+
+
+def draw_indices(
+    stores: Replay, key: PRNGKeyArray, strata: Strata, config: AlphaZeroConfig
+) -> Int[Array, "minibatches n"]:
+    """Which samples to learn from, equally many of each store; for `fit`, the stores joined."""
+    minibatches = config.epochs * config.envs * config.rollout_steps // config.minibatch_size
+    draw = functools.partial(replay_indices, minibatches=minibatches, minibatch_size=strata.share)
+    places = jax.vmap(draw, in_axes=(_STORES, 0))(stores, strata.keys(key))
+    return strata.in_stores(places, jax.tree.leaves(stores.samples)[0].shape[1])
+
+
+def search_state(
     scaled: ScaledNetwork,
-    states: SimulatorState,
-    model: EnvironmentModel,
+    state: SimulatorState,
     key: PRNGKeyArray,
+    *,
+    model: EnvironmentModel,
     gamma: ScalarLike,
     config: AlphaZeroConfig,
-    *,
     simulations: int,
     exploration: ScalarLike = 0.0,
     gumbel_scale: float = 1.0,
 ) -> Any:
-    """Search from each of a batch of states, in the model's units; the key is consumed."""
-    root = make_root(model.predict, scaled, states)
+    """Search from a state, in the model's units; the key is consumed."""
+    roots = make_root(model.predict, scaled, jax.tree.map(lambda x: x[None], state))
+    root = jax.tree.map(lambda x: x[0], roots)
     qtransform = functools.partial(
         qtransform_completed_by_mix_value, epsilon=config.value_resolution
     )
     return search(
         scaled,
-        key,
+        key,  # Every copy has its own, on whatever device.
         root._replace(prior_logits=mix_with_uniform(root.prior_logits, exploration)),
         make_recurrent_fn(model.predict, model.transition, gamma=gamma),
         simulations,
         max_num_considered_actions=config.max_considered_actions,
         qtransform=qtransform,
+        same_on_devices=True,
         gumbel_scale=gumbel_scale,
     )
 
 
-def mix_with_uniform(prior_logits: Float[Array, "B A"], share: ScalarLike) -> Float[Array, "B A"]:
+def mix_with_uniform(prior_logits: Float[Array, "*B A"], share: ScalarLike) -> Float[Array, "*B A"]:
     """Logits of a policy with a share of the uniform one over its legal actions.
 
     What noise from a Dirichlet distribution is to AlphaZero, without the noise: Gumbel search
@@ -405,7 +460,7 @@ def collect(
 ) -> tuple[EnvState, Batch, EpisodeSums, Float[Array, " N"]]:
     """Walk `rollout_steps` steps, searching before each, and say what should be learned from it.
 
-    The values are in units of the rewards; beside the batch, each step's discounted return, of
+    The values are in units of the rewards; beside the rollout, each step's discounted return, of
     the rewards alone.
     """
 
@@ -414,15 +469,17 @@ def collect(
 
     def walk(env_state: EnvState, key: PRNGKeyArray) -> tuple[EnvState, tuple[Sample, Transition]]:
         observations = env_state.observations
-        output = search_states(
+        search_one = functools.partial(
+            search_state,
             scaled,
-            SimulatorState(env_state.states, observations),
-            model,
-            key,
-            hyperparameters.gamma,
-            config,
+            model=model,
+            gamma=hyperparameters.gamma,
+            config=config,
             simulations=config.simulations,
             exploration=hyperparameters.exploration,
+        )
+        output = jax.vmap(search_one)(
+            SimulatorState(env_state.states, observations), env_state.keys(key)
         )
         actions = jax.vmap(model.to_environment)(output.action)
         env_state, transitions = envs.step(env_state, actions)
@@ -450,17 +507,19 @@ def collect(
     targets = lambda_returns(
         transitions.rewards, discounts, next_values, ends, lambda_=hyperparameters.td_lambda
     )
-    batch = jax.tree.map(
-        lambda x: jax.lax.collapse(x, 0, 2),
-        Batch(samples.observations, samples.target_probs, targets),
-    )
+    rollout = Batch(samples.observations, samples.target_probs, targets)
     # Without the network's own values: a scale that came from them would feed on itself.
     paid = discounted_returns(transitions.rewards, discounts, jnp.zeros_like(targets), ends)
-    return env_state, batch, sum_episodes(transitions), paid.ravel()
+    return env_state, rollout, sum_episodes(transitions), paid.ravel()
 
 
 def minibatch_loss(
-    network: Any, batch: Batch, *, codec: ActionCodec, hyperparameters: AlphaZeroHyperparameters
+    network: Any,
+    batch: Batch,
+    *,
+    codec: ActionCodec,
+    hyperparameters: AlphaZeroHyperparameters,
+    devices: Devices,
 ) -> tuple[Float[Array, ""], PolicyValueLossParts]:
     """Loss of the network on a minibatch, and its parts."""
 
@@ -469,10 +528,13 @@ def minibatch_loss(
         return one_choice(codec, outputs, codec.legal(observation))[0], value
 
     logits, values = jax.vmap(predict)(batch.observations)
+    logits, target_probs, values, value_targets = devices.gather_at_once(
+        (logits, batch.target_probs, values, batch.value_targets)
+    )
     return policy_value_loss(
         logits,
-        batch.target_probs,
+        target_probs,
         values,
-        batch.value_targets,
+        value_targets,
         value_weight=hyperparameters.value_weight,
     )

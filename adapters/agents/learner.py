@@ -1,23 +1,26 @@
 """What agents share when they learn: the network's side of the bargain, and the gradient steps."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
 from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
 
 from vernal.core import Moments, minibatch_indices, take
 
 from ..actions import ActionCodec
-from ..environments import Environment
+from ..environments import Environment, VectorEnvironment
+from ..mesh import Devices
 from ..scan import scan, value_and_grad
 
 _Network = TypeVar("_Network")
+_Tree = TypeVar("_Tree")
 
 # Memory of 20 iterations: returns grow as the policy learns.
 RETURNS_DECAY = 0.95
@@ -92,6 +95,17 @@ class OptimiserSettings(Protocol):
         ...
 
 
+def make_envs(environment: Environment, config: Any, devices: Devices) -> VectorEnvironment:
+    """One device's share of an agent's environments.
+
+    Raises:
+        ValueError: the devices divide `envs` or `minibatch_size` unevenly.
+    """
+    devices.share(envs=config.envs)
+    devices.share(minibatch_size=config.minibatch_size)
+    return VectorEnvironment(environment, config.envs).part(devices.count)
+
+
 def static_part(
     make_network: Callable[[PRNGKeyArray], eqx.Module], environment: Environment, codec: ActionCodec
 ) -> Any:
@@ -151,31 +165,107 @@ def in_deviations(values: Float[Array, "..."], returns: Moments) -> Float[Array,
     return (values - returns.mean) / returns.deviation()
 
 
+class Strata(NamedTuple):
+    """Groups of environments, from each of which every minibatch takes equally many samples.
+
+    A device that holds whole strata then makes its part of each minibatch of what it has, and the
+    minibatches are the same however many devices there are. Each sample is as likely as without
+    strata.
+
+    Attributes:
+        here: indices of this device's strata among all, `S` of them.
+        envs: environments in a stratum.
+        share: samples of a stratum in a minibatch.
+    """
+
+    here: Int[Array, " S"]
+    envs: int
+    share: int
+
+    def in_batch(self, places: Int[Array, "S minibatches share"]) -> Int[Array, "minibatches n"]:
+        """Where samples lie in a flattened batch `[T * B]`, given where within their strata."""
+        time, env = jnp.divmod(places, self.envs)
+        first = jnp.arange(len(self.here))[:, None, None] * self.envs
+        return _join(time * len(self.here) * self.envs + first + env)
+
+    def in_stores(
+        self, places: Int[Array, "S minibatches share"], capacity: int
+    ) -> Int[Array, "minibatches n"]:
+        """Where samples lie in stores `[S * capacity]`, one after the other."""
+        return _join(jnp.arange(len(self.here))[:, None, None] * capacity + places)
+
+    def regroup(self, rollout: _Tree) -> _Tree:
+        """`[T, B, ...]` as `[S, samples, ...]`."""
+
+        def regroup(x: Array) -> Array:
+            grouped = x.reshape(len(x), len(self.here), self.envs, *x.shape[2:])
+            return jax.lax.collapse(jnp.moveaxis(grouped, 1, 0), 1, 3)
+
+        return jax.tree.map(regroup, rollout)
+
+    def keys(self, key: PRNGKeyArray) -> Shaped[Array, " S"]:
+        """A key for each stratum, which depends on its index among all."""
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.here)
+
+
+def make_strata(config: Any, devices: Devices) -> Strata:
+    """As many strata as divide both environments and minibatch; called on each device.
+
+    Args:
+        config: has `envs` and `minibatch_size`.
+        devices: hold equally many strata each.
+
+    Returns:
+        This device's.
+    """
+    number = math.gcd(config.envs, config.minibatch_size)
+    held = number // devices.count
+    return Strata(
+        here=devices.index() * held + jnp.arange(held),
+        envs=config.envs // number,
+        share=config.minibatch_size // number,
+    )
+
+
+def _join(indices: Int[Array, "S minibatches share"]) -> Int[Array, "minibatches n"]:
+    return jax.lax.collapse(jnp.moveaxis(indices, 0, 1), 1, 3)
+
+
 def shuffled_indices(
-    key: PRNGKeyArray, *, size: int, minibatch_size: int, epochs: int
-) -> Int[Array, "minibatches minibatch_size"]:
+    key: PRNGKeyArray, strata: Strata, *, rollout_steps: int, epochs: int
+) -> Int[Array, "minibatches n"]:
     """Every sample once in each of several passes, each in an order of its own; for `fit`."""
-    shuffle = functools.partial(minibatch_indices, size=size, minibatch_size=minibatch_size)
-    return jax.vmap(shuffle)(jax.random.split(key, epochs)).reshape(-1, minibatch_size)
+    shuffle = functools.partial(
+        minibatch_indices, size=rollout_steps * strata.envs, minibatch_size=strata.share
+    )
+
+    def shuffle_stratum(key: PRNGKeyArray) -> Int[Array, "minibatches share"]:
+        passes = jax.vmap(shuffle)(jax.random.split(key, epochs))
+        return jax.lax.collapse(passes, 0, 2)
+
+    return strata.in_batch(jax.vmap(shuffle_stratum)(strata.keys(key)))
 
 
 def fit(
     network: _Network,
     optimiser: optax.OptState,
     samples: PyTree[Array],
-    indices: Int[Array, "minibatches minibatch_size"],
+    indices: Int[Array, "minibatches n"],
     loss: Callable[[_Network, Any], tuple[Float[Array, ""], Any]],
     settings: OptimiserSettings,
+    devices: Devices,
 ) -> tuple[_Network, optax.OptState, tuple[Any, Float[Array, " minibatches"]]]:
     """One gradient step after the other, each on a minibatch that is gathered when it is used.
 
     Args:
         network: what to train.
         optimiser: state of `make_optimiser`'s.
-        samples: any tree of arrays `[N, ...]`.
-        indices: which samples go into which minibatch.
-        loss: `(network, minibatch) -> (loss, parts)`.
+        samples: any tree of arrays `[N, ...]`; each device has its own.
+        indices: which of them go into which minibatch.
+        loss: `(network, minibatch) -> (loss, parts)`, of the whole minibatch: the loss gathers
+            what each device says of its part.
         settings: numbers of the optimiser.
+        devices: over which the gradient is averaged.
 
     Returns:
         Network and optimiser after all steps, and of each minibatch the loss's parts and the
@@ -186,6 +276,7 @@ def fit(
     def learn(carry: Any, indices: Int[Array, " n"]) -> Any:
         network, optimiser = carry
         (_, parts), gradient = value_and_grad(loss)(network, take(samples, indices))
+        gradient = devices.sum(gradient)
         change, optimiser = adam.update(gradient, optimiser)
         return (eqx.apply_updates(network, change), optimiser), (parts, optax.tree.norm(gradient))
 

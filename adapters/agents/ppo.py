@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
 
 from vernal.core import (
@@ -26,6 +27,7 @@ from vernal.core import (
 
 from ..actions import ActionCodec, make_action_codec
 from ..environments import Environment, EnvState, Transition, VectorEnvironment
+from ..mesh import Devices, lay_out
 from ..scan import run_if
 from .agent import Agent, EpisodeSums, sum_episodes
 from .learner import (
@@ -38,6 +40,8 @@ from .learner import (
     in_reward_units,
     init_params,
     make_act,
+    make_envs,
+    make_strata,
     shuffled_indices,
     static_part,
 )
@@ -145,6 +149,8 @@ def make_ppo(
     environment: Environment,
     make_network: Callable[[PRNGKeyArray], eqx.Module],
     config: PPOConfig | None = None,
+    *,
+    mesh: Mesh | None = None,
 ) -> Agent:
     """Build PPO for an environment and a network.
 
@@ -158,13 +164,16 @@ def make_ppo(
             `(policy outputs, value)`; the outputs have the codec's `output_shape`, the value
             has shape `()`. One that `KeepsStatistics` is given each iteration's observations.
         config: settings; the defaults if not given.
+        mesh: devices to spread the environments over; what is learned is the same on any number
+            of them, within rounding.
 
     Returns:
         The agent.
 
     Raises:
         TypeError: the network returns outputs or a value of a wrong shape.
-        ValueError: the environment's action spec cannot be served.
+        ValueError: the environment's action spec cannot be served; or the devices divide
+            `envs` or `minibatch_size` unevenly.
 
     Example:
         >>> import jax
@@ -179,8 +188,9 @@ def make_ppo(
         True
     """
     config = PPOConfig() if config is None else config
+    devices = Devices(mesh)
     codec = make_action_codec(environment)
-    envs = VectorEnvironment(environment, config.envs)
+    envs = make_envs(environment, config, devices)
     static = static_part(make_network, environment, codec)
 
     def init(key: PRNGKeyArray, hyperparameters: PPOHyperparameters) -> PPOState:
@@ -190,7 +200,7 @@ def make_ppo(
             params=params,
             optimiser=optimiser,
             returns=init_moments(),
-            envs=envs.init(envs_key),
+            envs=envs.init(envs_key, devices.index() * envs.num_envs),
             key=key,
             iteration=jnp.zeros((), jnp.int32),
             hyperparameters=jax.tree.map(jnp.float32, hyperparameters),
@@ -211,27 +221,28 @@ def make_ppo(
             returns,
         )
         if returns is not None:
-            returns = update_moments(returns, paid, decay=RETURNS_DECAY)
+            returns = update_moments(returns, devices.gather(paid), decay=RETURNS_DECAY)
             batch = standardise(batch, returns)
         loss = functools.partial(
             minibatch_loss,
             codec=codec,
             hyperparameters=state.hyperparameters,
             normalise_advantages=config.normalise_advantages,
+            devices=devices,
         )
         indices = shuffled_indices(
             update_key,
-            size=config.envs * config.rollout_steps,
-            minibatch_size=config.minibatch_size,
+            make_strata(config, devices),
+            rollout_steps=config.rollout_steps,
             epochs=config.epochs,
         )
         network, optimiser, (losses, norms) = fit(
-            network, state.optimiser, batch, indices, loss, state.hyperparameters
+            network, state.optimiser, batch, indices, loss, state.hyperparameters, devices
         )
         if isinstance(network, KeepsStatistics):
-            network = network.with_statistics_of(batch.observations)
+            network = network.with_statistics_of(devices.gather(batch.observations))
         metrics = PPOMetrics(
-            episodes=episodes,
+            episodes=devices.sum(episodes),
             loss=jax.tree.map(jnp.mean, losses),
             first_loss=jax.tree.map(lambda x: x[0], losses),
             gradient_norm=jnp.mean(norms),
@@ -247,9 +258,11 @@ def make_ppo(
         )
         return state, metrics
 
+    specs = lay_out(PPOState, envs=EnvState.split_along(devices.axis))
     return Agent(
-        init=init,
-        step=step,
+        init=devices.spread(init, in_specs=PartitionSpec(), out_specs=specs),
+        step=devices.spread(step, in_specs=(specs,), out_specs=(specs, PartitionSpec())),
+        specs=specs,
         act=make_act(codec, static),
         hyperparameters=PPOHyperparameters(
             **{name: getattr(config, name) for name in PPOHyperparameters._fields}
@@ -279,7 +292,7 @@ def collect(
     def walk(env_state: EnvState, key: PRNGKeyArray) -> tuple[EnvState, tuple[Sample, Transition]]:
         observations = env_state.observations
         policies, values = evaluate(observations)
-        actions = policies.sample(key)
+        actions = jax.vmap(lambda policy, key: policy.sample(key))(policies, env_state.keys(key))
         log_probs = policies.log_prob(actions)
         env_state, transitions = envs.step(env_state, jax.vmap(codec.to_environment)(actions))
         # A truncated episode goes on in truth: it is worth what its own last state is.
@@ -342,17 +355,23 @@ def minibatch_loss(
     codec: ActionCodec,
     hyperparameters: PPOHyperparameters,
     normalise_advantages: bool,
+    devices: Devices,
 ) -> tuple[Float[Array, ""], PPOLossParts]:
     """Loss of the network on a minibatch, and its parts."""
     policies, values = jax.vmap(functools.partial(evaluate_policy, network, codec))(
         batch.observations
     )
+    log_probs, entropies = policies.log_prob(batch.actions), policies.entropy()
+    batch = batch._replace(observations=None, actions=None)
+    log_probs, entropies, values, batch = devices.gather_at_once(
+        (log_probs, entropies, values, batch)
+    )
     advantages = normalise(batch.advantages) if normalise_advantages else batch.advantages
     return ppo_loss(
-        policies.log_prob(batch.actions),
+        log_probs,
         batch.log_probs,
         advantages,
-        policies.entropy(),
+        entropies,
         values,
         batch.value_targets,
         clip_epsilon=hyperparameters.clip_epsilon,

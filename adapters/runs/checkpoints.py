@@ -1,73 +1,131 @@
 """Checkpoints of a whole training state, by Orbax: atomic, the newest ones and the best."""
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-_NEWEST = 2
+_FIRST_PROCESS_ALONE = ocp.options.MultiprocessingOptions(
+    primary_host=0, active_processes={0}, barrier_sync_key_prefix="first"
+)
 
 
 class Checkpoints:
     """The checkpoints of a run, one directory each, named by iteration.
 
     A checkpoint is written beside its final name and renamed when it is whole, so that an
-    interrupt or a full disk costs the newest one at most.
+    interrupt or a full disk costs the newest one at most. It is written while training goes on.
+
+    Of several processes only the first one has any.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, keep: int = 2, read_only: bool = False) -> None:
         """Open a directory of checkpoints.
 
         Args:
             path: the directory; made if it is not there.
+            keep: how many of the newest to keep, beside the best.
             read_only: leave everything as it is, what another process is writing too.
         """
         # Typed keys and state trees are saved as plain arrays, a leaf by its path: the file
         # then depends on no class of ours.
-        keep = checkpoint_managers.AnyPreservationPolicy(
+        preserved = checkpoint_managers.AnyPreservationPolicy(
             [
-                checkpoint_managers.LatestN(_NEWEST),
+                checkpoint_managers.LatestN(keep),
                 checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1),
             ]
         )
         self.path = path
+        if not read_only:
+            path.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             path.absolute(),
-            item_handlers=ocp.StandardCheckpointHandler(),
+            item_handlers=ocp.StandardCheckpointHandler(
+                multiprocessing_options=_FIRST_PROCESS_ALONE
+            ),
             options=ocp.CheckpointManagerOptions(
+                create=False,
                 best_fn=lambda metrics: metrics["score"],
-                preservation_policy=keep,
+                preservation_policy=preserved,
                 cleanup_tmp_directories=not read_only,
+                multiprocessing_options=_FIRST_PROCESS_ALONE,
             ),
         )
+        self._writing: int | None = None
 
-    def save(self, iteration: int, state: Any, score: float) -> None:
-        """Save a state; returns when it is whole on disk.
+    def save(
+        self,
+        iteration: int,
+        arrays: Mapping[str, Any],
+        score: float,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to save a state; returns when it may be changed again.
 
         Args:
             iteration: its number.
-            state: any tree of arrays.
+            arrays: of the state, as `flatten` gives them.
             score: higher is better; the best one is kept.
+            about: what to write beside it, as JSON can say it.
 
         Raises:
-            OSError: it could not be written; earlier checkpoints are as they were.
+            OSError: it could not be written, or the one before; others are as they were.
         """
+        self.wait()
         if iteration in self._manager.all_steps():
             return
+        self._writing = iteration
         try:
             self._manager.save(
                 iteration,
-                args=ocp.args.StandardSave(_flatten(state)),
+                args=ocp.args.StandardSave(dict(arrays)),
                 metrics={"score": score},
+                custom_metadata=dict(about or {}),
             )
-            self._manager.wait_until_finished()
         except Exception as error:
-            raise OSError(
-                f"the checkpoint of iteration {iteration} could not be written to {self.path} "
-                f"({_first_line(error)}); earlier ones are untouched."
-            ) from error
+            raise self._failure(error) from error
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is not yet whole.
+
+        Raises:
+            OSError: it could not be written; earlier ones are as they were.
+        """
+        if self._writing is None:
+            return False
+        if self._manager.is_saving_in_progress():
+            return True
+        self.wait()
+        return False
+
+    def wait(self) -> None:
+        """Return when all is whole on disk.
+
+        Raises:
+            OSError: what was being written could not be; earlier ones are as they were.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._failure(error) from error
+        self._writing = None
+
+    def _failure(self, error: Exception) -> OSError:
+        """One sentence, once what is useless has made room."""
+        iteration, self._writing = self._writing, None
+        for partial in self.path.glob(f"{iteration}.*tmp*"):
+            shutil.rmtree(partial, ignore_errors=True)
+        self._manager.reload()
+        return OSError(
+            f"the checkpoint of iteration {iteration} could not be written to {self.path} "
+            f"({_first_line(error)}); earlier ones are untouched."
+        )
 
     def iterations(self) -> list[int]:
         """Iterations that have a whole checkpoint, in order."""
@@ -77,6 +135,10 @@ class Checkpoints:
         """The iteration with the highest score; `None` if nothing is saved."""
         return self._manager.best_step()
 
+    def about(self, iteration: int) -> dict[str, Any]:
+        """What was written beside a checkpoint."""
+        return dict(self._manager.metadata(iteration).custom_metadata or {})
+
     def restore(self, like: Any, iteration: int | None = None) -> Any:
         """Read a state back.
 
@@ -85,7 +147,22 @@ class Checkpoints:
             iteration: which; the newest by default.
 
         Returns:
-            The state.
+            The state, its typed keys made again; see `restore_arrays`.
+
+        Raises:
+            ValueError: as `restore_arrays`.
+        """
+        return as_state(self.restore_arrays(like, iteration), like)
+
+    def restore_arrays(self, like: Any, iteration: int | None = None) -> dict[str, Any]:
+        """Read the arrays of a state back, each by its path.
+
+        Args:
+            like: a tree of the same structure, shapes and dtypes; `jax.eval_shape` gives one.
+            iteration: which; the newest by default.
+
+        Returns:
+            NumPy arrays; a typed key is the integers under it. `as_state` makes the state of them.
 
         Raises:
             ValueError: there is no checkpoint, or it is of another network, environment or
@@ -94,7 +171,7 @@ class Checkpoints:
         iteration = self._manager.latest_step() if iteration is None else iteration
         if iteration is None:
             raise ValueError(f"{self.path} holds no checkpoint; train the run first.")
-        wanted = _flatten(like)
+        wanted = array_shapes(like)
         saved = self._manager.item_metadata(iteration)
         for name in sorted({*wanted, *saved}, key=lambda name: (len(name), name)):
             given, needed = _describe(saved.get(name)), _describe(wanted.get(name))
@@ -104,21 +181,39 @@ class Checkpoints:
                     f"{name} is {given}, but this agent's is {needed}. It was written with another "
                     "network, environment or number of environments."
                 )
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), wanted)
-        arrays = self._manager.restore(iteration, args=ocp.args.StandardRestore(shapes))
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
-        return jax.tree.unflatten(
-            treedef,
-            [_unwrap(arrays[jax.tree_util.keystr(path)], leaf) for path, leaf in leaves],
-        )
+        as_numpy = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), wanted)
+        args: Any = ocp.args.StandardRestore(as_numpy)
+        return dict(self._manager.restore(iteration, args=args))
 
     def close(self) -> None:
-        """Wait for what is still being written, and release the directory."""
-        self._manager.close()
+        """Wait for what is still being written, and release the directory.
+
+        Raises:
+            OSError: it could not be written; earlier ones are as they were.
+        """
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
 
 
-def _flatten(state: Any) -> dict[str, Any]:
-    """Leaves by path, with typed keys as the integers under them."""
+def array_shapes(like: Any) -> dict[str, Any]:
+    """Shapes and dtypes of the arrays that stand for a state, by path."""
+    return {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in flatten(like).items()
+    }
+
+
+def as_state(arrays: Mapping[str, Any], like: Any) -> Any:
+    """Put a state together again from its arrays by path."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree.unflatten(
+        treedef, [_unwrap(arrays[jax.tree_util.keystr(path)], leaf) for path, leaf in leaves]
+    )
+
+
+def flatten(state: Any) -> dict[str, Any]:
+    """Arrays of a state by path, with typed keys as the integers under them."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): _key_data(leaf) for path, leaf in leaves}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        metrics_name: of the file of metrics in it.
     """
 
     path: Path
+    metrics_name: str = "metrics.jsonl"
 
     @property
     def config_path(self) -> Path:
@@ -27,7 +30,7 @@ class RunFolder:
     @property
     def metrics_path(self) -> Path:
         """One JSON object a line, one line an iteration."""
-        return self.path / "metrics.jsonl"
+        return self.path / self.metrics_name
 
     @property
     def checkpoints_path(self) -> Path:
@@ -66,16 +69,19 @@ class RunFolder:
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{self.config_path} is damaged: {error}.") from None
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add a line; it is in the file when this returns.
+    def append_metrics(self, *rows: dict[str, Any]) -> None:
+        """Add a line for each row; all of them are in the file when this returns, or none.
 
         Raises:
-            OSError: it could not be written; the lines before it are whole.
+            OSError: they could not be written; the lines before them are whole.
         """
+        size = self.metrics_path.stat().st_size if self.metrics_path.is_file() else None
         try:
             with self.metrics_path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as error:
+            if size is not None:
+                os.truncate(self.metrics_path, size)
             raise OSError(
                 f"{self.metrics_path} could not be written ({error.strerror}); what was written "
                 f"before is whole. Make room, then go on with `vernal resume {self.path}`."
@@ -98,6 +104,12 @@ class RunFolder:
         aside = self.metrics_path.with_suffix(".jsonl.new")
         aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
         aside.replace(self.metrics_path)
+
+    def set_metrics_aside(self, iteration: int) -> None:
+        """Move the lines after an iteration to another file: the run will not come there again."""
+        aside = RunFolder(self.path, metrics_name="metrics-set-aside.jsonl")
+        aside.append_metrics(*(row for row in self.read_metrics() if row["iteration"] > iteration))
+        self.cut_metrics(iteration)
 
 
 def create_run_folder(path: Path) -> RunFolder:

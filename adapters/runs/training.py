@@ -1,86 +1,55 @@
-"""Train an agent into a folder, and make it again from there."""
+"""Train a run's agents into a folder, and make them again from there."""
 
 import dataclasses
-import importlib.metadata
+import functools
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
+from .. import hosts
 from ..agents.agent import Agent
-from ..agents.alphazero import AlphaZeroConfig, make_alphazero
-from ..agents.ppo import PPOConfig, make_ppo
-from ..networks import NETWORKS
-from ..registry import make_environment
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, array_shapes, as_state, flatten
+from .config import RunConfig, differences, versions
 from .curve import draw_curve
 from .folder import RunFolder, create_run_folder, next_free_path
+from .program import Program, make_program
 
-AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
-    "ppo": (PPOConfig, make_ppo),
-    "alphazero": (AlphaZeroConfig, make_alphazero),
-}
+# A run that meets NaN again and again after it was set back is not to be helped.
+_MOST_SETBACKS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything needed to make a run again.
+class Safety:
+    """What a run does so that nothing is lost, and when something goes wrong."""
 
-    Attributes:
-        agent: name of the agent.
-        environment: name of the environment.
-        network: name of the network.
-        seed: of every random number.
-        steps: environment steps to train for, rounded up to whole iterations.
-        settings: the agent's own.
-        environment_arguments: options of the environment, as text by name.
-    """
-
-    agent: str
-    environment: str
-    network: str
-    seed: int
-    steps: int
-    settings: Any
-    environment_arguments: dict[str, str] = dataclasses.field(default_factory=dict)
+    save_every: float = 30.0
+    """Seconds between two checkpoints."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep, beside the best one."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """When a loss or a parameter is not finite: stop, or go on from the last checkpoint with
+    other random numbers. Of several agents one that breaks is left behind."""
+    on_full_disk: Literal["stop", "go-on"] = "stop"
+    """When a file cannot be written: stop, or go on and write later what can still be written."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before anything compiles or is written."""
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; give at least 1.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; give a number from 0 to 4,294,967,295.")
-        if self.network not in NETWORKS:
-            raise ValueError(
-                f"there is no network '{self.network}'; choose one of {', '.join(NETWORKS)}."
-            )
+        """Refuse what cannot work."""
+        if not self.save_every >= 0:
+            raise ValueError(f"save_every is {self.save_every}; give 0 seconds or more.")
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}; give at least 1 checkpoint.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the versions of what matters."""
-        packages = ("vernal", "jax", "jaxlib", "equinox", "optax", "jumanji")
-        versions = {name: importlib.metadata.version(name) for name in packages}
-        return {**dataclasses.asdict(self), "versions": versions}
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
-        """Inverse of `to_dict`.
-
-        Raises:
-            ValueError: a name is missing or unknown.
-        """
-        values = {name: value for name, value in values.items() if name != "versions"}
-        try:
-            settings_class, _ = AGENTS[values["agent"]]
-            settings = settings_class(**values.pop("settings"))
-            return cls(**values, settings=settings)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the run's config.toml does not fit this vernal: {error}.") from None
+_SAFE = Safety()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,78 +57,112 @@ class Progress:
     """What there is to say after an iteration.
 
     Attributes:
-        row: the line of `metrics.jsonl`.
+        row: what its line of `metrics.jsonl` says; of several agents, the means.
         iterations: how many there will be in all.
         seconds_left: estimated from the iterations so far.
+        agents: how many there are.
     """
 
     row: dict[str, Any]
     iterations: int
     seconds_left: float
+    agents: int = 1
 
 
-def build(config: RunConfig) -> tuple[Any, Agent]:
-    """Make the environment and the agent of a run; nothing compiles or is written yet.
+class Loaded(NamedTuple):
+    """An agent of a run, made again.
 
-    Args:
-        config: the run.
-
-    Returns:
-        Environment and agent.
-
-    Raises:
-        ValueError: the environment is unknown, or something does not fit it.
+    Attributes:
+        config: of the run.
+        environment: what it was trained on.
+        agent: its functions.
+        state: its state.
     """
-    environment = make_environment(config.environment, config.environment_arguments)
-    make_network = NETWORKS[config.network](environment)
-    return environment, AGENTS[config.agent][1](environment, make_network, config.settings)
+
+    config: RunConfig
+    environment: Any
+    agent: Agent
+    state: Any
+
+
+class Preempted(KeyboardInterrupt):
+    """SIGTERM came, as a cluster sends it before it takes a machine away; the state is saved."""
 
 
 def default_folder(config: RunConfig) -> Path:
-    """`runs/ENVIRONMENT/AGENT/seed-N`, or the first free one like it.
+    """`runs/ENVIRONMENT/AGENT/seed-N` (or `seeds-N-M`, or `sweep-SETTING`), the first free one.
 
     Example:
+        >>> from ..agents.ppo import PPOConfig
         >>> config = RunConfig("ppo", "my_package.mazes:Corridor", "auto", 3, 1000, PPOConfig())
         >>> default_folder(config).as_posix()
         'runs/Corridor/ppo/seed-3'
     """
     environment = config.environment.rpartition(":")[2]
-    return next_free_path(Path("runs", environment, config.agent, f"seed-{config.seed}"))
+    if config.vary:
+        name = "-".join(["sweep", *config.vary])
+    elif config.seeds > 1:
+        name = f"seeds-{config.seed}-{config.seed + config.seeds - 1}"
+    else:
+        name = f"seed-{config.seed}"
+    return next_free_path(Path("runs", environment, config.agent, name))
 
 
-def start(config: RunConfig, path: Path | None, report: Callable[[Progress], None]) -> RunFolder:
-    """Train a new agent.
+def start(
+    config: RunConfig,
+    path: Path | None,
+    report: Callable[[Progress], None],
+    safety: Safety = _SAFE,
+) -> RunFolder:
+    """Train new agents.
 
     Args:
         config: what to train.
         path: a folder that does not exist yet; `default_folder` if not given.
         report: called after every iteration.
+        safety: what to do so that nothing is lost.
 
     Returns:
         The run's folder.
 
     Raises:
-        ValueError: the folder exists, or the configuration does not fit.
+        ValueError: the folder exists, the configuration does not fit, or training broke.
         OSError: something could not be written; what was written before is whole.
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
+        Preempted: SIGTERM; the same.
     """
-    _, agent = build(config)
-    folder = create_run_folder(default_folder(config) if path is None else path)
-    folder.write_config(config.to_dict())
-    state = _first_state(config, agent)
-    _train(config, agent, state, folder, report)
+    program = make_program(config)
+
+    def create() -> str:
+        folder = create_run_folder(default_folder(config) if path is None else path)
+        folder.write_config(config.to_dict())
+        return str(folder.path)
+
+    folder = RunFolder(Path(hosts.from_first(create)))
+    _Training(config, program, folder, report, safety).run(program.init())
     return folder
 
 
 def resume(
-    folder: RunFolder, report: Callable[[Progress], None], *, steps: int | None = None
+    folder: RunFolder,
+    report: Callable[[Progress], None],
+    safety: Safety = _SAFE,
+    *,
+    steps: int | None = None,
+    devices: int | None = None,
+    any_versions: bool = False,
 ) -> RunFolder:
     """Go on with a run from its newest checkpoint, as if it had never stopped.
+
+    On as many devices and with the same software it is the same bit for bit.
 
     Args:
         folder: the run.
         report: called after every iteration.
+        safety: what to do so that nothing is lost.
         steps: environment steps to train for in all; as configured by default.
+        devices: how many to train on; as many as before by default.
+        any_versions: go on with other versions of libraries than the run was begun with.
 
     Returns:
         The run's folder.
@@ -168,111 +171,352 @@ def resume(
         ValueError: this is no run, its checkpoint does not fit, or it has come so far already.
         OSError: something could not be written; what was written before is whole.
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
+        Preempted: SIGTERM; the same.
     """
-    config = RunConfig.from_dict(folder.read_config())
-    if steps is not None:
-        config = dataclasses.replace(config, steps=steps)
-    if folder.checkpoints_path.is_dir() and any(folder.checkpoints_path.iterdir()):
-        _, _, agent, state = load(folder)
-    else:  # It stopped before its first checkpoint: its configuration is all of it.
-        _, agent = build(config)
-        state = _first_state(config, agent)
-    done = int(state.iteration) * agent.steps_per_iteration
-    if done >= config.steps:
+    values = hosts.from_first(folder.read_config)
+    if not any_versions:
+        _require_versions(folder, values.get("versions", {}))
+    config = RunConfig.from_dict(values)
+    changes = {"steps": steps, "devices": devices}
+    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
+    program = make_program(config)
+    state = _restore(folder, config, program)
+    # Where it stopped before its first checkpoint, its configuration is all of it.
+    state = program.init() if state is None else state
+    done = _iteration(state)
+    taken = done * program.agent.steps_per_iteration
+    if taken >= config.steps:
         raise ValueError(
-            f"{folder.path} has taken {done:,} steps already, and {config.steps:,} are asked for; "
-            "ask for more with --steps."
+            f"{folder.path} has taken {taken:,} steps already, and {config.steps:,} are asked "
+            "for; ask for more with --steps."
         )
-    folder.replace_config(config.to_dict())
-    folder.cut_metrics(int(state.iteration))
-    _train(config, agent, state, folder, report)
+
+    def cut() -> None:
+        folder.replace_config(config.to_dict())
+        folder.cut_metrics(done)
+
+    hosts.from_first(cut)
+    _Training(config, program, folder, report, safety).run(state)
     return folder
 
 
-def load(folder: RunFolder, *, best: bool = False) -> tuple[RunConfig, Any, Agent, Any]:
-    """Make a run's agent again.
+def load(folder: RunFolder, *, best: bool = False, member: int | None = None) -> Loaded:
+    """Make a run's agent again, on one device.
 
     Args:
         folder: the run.
         best: its best checkpoint; the newest by default.
+        member: which of several agents, from 0; by default the one with the highest mean return
+            at last.
 
     Returns:
         Configuration, environment, agent, and the agent's state.
 
     Raises:
-        ValueError: this is no run, or its checkpoint does not fit.
+        ValueError: this is no run, its checkpoint does not fit, or there is no such member.
     """
-    config = RunConfig.from_dict(folder.read_config())
-    environment, agent = build(config)
-    shapes = jax.eval_shape(agent.init, jax.random.key(0), agent.hyperparameters)
-    if not folder.checkpoints_path.is_dir():
+    config = dataclasses.replace(RunConfig.from_dict(folder.read_config()), devices=1)
+    program = make_program(config)
+    state = _restore(folder, config, program, best=best)
+    if state is None:
         raise ValueError(f"{folder.path} holds no checkpoint yet; train the run first.")
-    checkpoints = Checkpoints(folder.checkpoints_path, read_only=True)
-    try:
-        iteration = checkpoints.best_iteration() if best else None
-        state = checkpoints.restore(shapes, iteration)
-    finally:
-        checkpoints.close()
-    return config, environment, agent, state
+    count = len(program.members)
+    if member is not None and not 0 <= member < count:
+        raise ValueError(f"member is {member}; this run has {count}, so give 0 to {count - 1}.")
+    if count > 1:
+        chosen = best_member(folder, program.members) if member is None else member
+        state = jax.tree.map(lambda x: x[chosen], state)
+    return Loaded(config, program.environment, program.agent, state)
 
 
-def _first_state(config: RunConfig, agent: Agent) -> Any:
-    return jax.jit(agent.init)(jax.random.key(config.seed), agent.hyperparameters)
+def best_member(folder: RunFolder, members: list[dict[str, Any]]) -> int:
+    """Which of a run's agents had the highest mean return at last; the first, if none had any."""
+    last: dict[int, float] = {}
+    for row in folder.read_metrics():
+        if row["mean_return"] is not None:
+            last[members.index({name: row[name] for name in members[0]})] = row["mean_return"]
+    return max(last, key=lambda number: last[number], default=0)
 
 
-def _train(
-    config: RunConfig,
-    agent: Agent,
-    state: Any,
-    folder: RunFolder,
-    report: Callable[[Progress], None],
-    save_every_seconds: float = 30.0,
+def _require_versions(folder: RunFolder, recorded: dict[str, str]) -> None:
+    changed = [
+        f"{name} is {here}, and was {recorded[name]}"
+        for name, here in versions().items()
+        if recorded.get(name, here) != here
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder.path} was trained with other software, so it would not go on as it was: "
+            f"{'; '.join(changed)}. Install those versions, or accept that with --any-versions."
+        )
+
+
+def _restore(
+    folder: RunFolder, config: RunConfig, program: Program, *, best: bool = False
+) -> Any | None:
+    """The state of a checkpoint, where the program wants it; `None` if there is none."""
+    shapes = array_shapes(program.shapes)
+    arrays: dict[str, Any] = {}
+
+    def read() -> bool:
+        if not folder.checkpoints_path.is_dir():
+            return False
+        checkpoints = Checkpoints(folder.checkpoints_path, read_only=True)
+        try:
+            iterations = checkpoints.iterations()
+            if not iterations:
+                return False
+            iteration = checkpoints.best_iteration() if best else iterations[-1]
+            iteration = iterations[-1] if iteration is None else iteration
+            _require_same(folder, config, iteration, checkpoints.about(iteration))
+            arrays.update(checkpoints.restore_arrays(program.shapes, iteration))
+            return True
+        finally:
+            checkpoints.close()
+
+    if not hosts.from_first(read):
+        return None
+    return _place(hosts.tell(arrays, shapes), program)
+
+
+def _require_same(
+    folder: RunFolder, config: RunConfig, iteration: int, about: dict[str, Any]
 ) -> None:
-    iterations = math.ceil(config.steps / agent.steps_per_iteration)
-    step = jax.jit(agent.step, donate_argnums=0)
-    checkpoints = Checkpoints(folder.checkpoints_path)
-    first, began, saved = int(state.iteration), time.monotonic(), time.monotonic()
-    scores = [r["mean_return"] for r in folder.read_metrics() if r["mean_return"] is not None]
-    score = scores[-1] if scores else -math.inf
-    try:
-        with _interrupts() as interrupted:
-            for iteration in range(first + 1, iterations + 1):
-                before = time.monotonic()
-                state, metrics = step(state)
-                row = _row(iteration, agent, metrics)
-                _require_finite(row, folder, checkpoints)
-                now = time.monotonic()
-                row["seconds"] = round(now - began, 3)
-                row["steps_per_second"] = round(agent.steps_per_iteration / (now - before))
-                folder.append_metrics(row)
-                per_iteration = (now - began) / (iteration - first)
-                report(Progress(row, iterations, per_iteration * (iterations - iteration)))
-                if row["mean_return"] is not None:
-                    score = row["mean_return"]
-                is_last = iteration == iterations or interrupted.is_set()
-                if is_last or now - saved > save_every_seconds:
-                    checkpoints.save(iteration, state, score)
-                    saved = time.monotonic()
-                if is_last and any(row["episodes"] for row in folder.read_metrics()):
-                    draw_curve([folder], folder.curve_path)
-                if interrupted.is_set():
-                    is_complete = iteration == iterations
-                    goes_on = f"`vernal resume {folder.path}` goes on"
-                    raise KeyboardInterrupt(
-                        f"stopped after iteration {iteration}, whose state is saved; "
-                        f"{'the run is complete' if is_complete else goes_on}."
-                    )
-    finally:
-        checkpoints.close()
+    here = config.to_dict()
+    changed = differences(here, about.get("config", here))
+    if changed:
+        raise ValueError(
+            f"the checkpoint of iteration {iteration} in {folder.path} is of another "
+            f"configuration than its config.toml: {'; '.join(changed)}."
+        )
 
 
-def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
+def _place(arrays: dict[str, Any], program: Program) -> Any:
+    """Make a state of arrays, each on the devices where the program has it."""
+    if program.shardings is None:
+        return as_state(arrays, program.shapes)
+
+    def place(array: Any, sharding: Any) -> Any:
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    shardings = flatten(program.shardings)
+    placed = {name: place(np.asarray(arrays[name]), shardings[name]) for name in arrays}
+    return as_state(placed, program.shapes)
+
+
+def _iteration(state: Any) -> int:
+    """Number of iterations behind a state; all agents of a run have as many."""
+    return int(np.max(hosts.fetch(state.iteration)))
+
+
+class _Training:
+    """A run under way: the loop, and what it must not forget."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        program: Program,
+        folder: RunFolder,
+        report: Callable[[Progress], None],
+        safety: Safety,
+    ) -> None:
+        self.config, self.program, self.folder = config, program, folder
+        self.report, self.safety = report, safety
+        self.iterations = math.ceil(config.steps / program.agent.steps_per_iteration)
+        self.score = -math.inf
+        self.left_behind: set[int] = set()
+        self.setbacks = 0
+        # Of several processes the first one has what follows.
+        self.checkpoints: Checkpoints | None = None
+        self.unwritten: list[dict[str, Any]] = []
+        self.fault = ""
+
+    def run(self, state: Any) -> None:
+        """Train from a state to the end, or to what stops it."""
+        if hosts.is_first():
+            self.checkpoints = Checkpoints(self.folder.checkpoints_path, keep=self.safety.keep)
+            known = [row["mean_return"] for row in self.folder.read_metrics()]
+            self.score = next((x for x in reversed(known) if x is not None), -math.inf)
+        try:
+            with _signals() as received:
+                self._loop(state, received)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            raise hosts.lost(error) from error
+        finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
+
+    def _loop(self, state: Any, received: Callable[[], int]) -> None:
+        first = iteration = _iteration(state)
+        began = saved = time.monotonic()
+        while iteration < self.iterations:
+            before = time.monotonic()
+            state, metrics, healthy = self.program.step(state)
+            rows = self._rows(iteration + 1, metrics)
+            broken = self._broken(rows, healthy)
+            if broken and not self._leave_behind(iteration + 1, broken):
+                state = self._set_back(iteration + 1, broken)
+                first = iteration = _iteration(state)
+                began = time.monotonic()
+                continue
+            iteration += 1
+            now = time.monotonic()
+            speed = self.program.agent.steps_per_iteration * len(rows) / (now - before)
+            times = {"seconds": round(now - began, 3), "steps_per_second": round(speed)}
+            rows = [{**row, **times} for n, row in enumerate(rows) if n not in self.left_behind]
+            left = (now - began) / (iteration - first) * (self.iterations - iteration)
+            self._record(Progress(_mean_row(rows), self.iterations, left, len(rows)), rows)
+            is_due = now - saved >= self.safety.save_every
+            word = hosts.agree(hosts.Word(is_due, received(), self.fault))
+            if word.fault:
+                raise OSError(word.fault)
+            if word.save or word.signal or iteration == self.iterations:
+                self._save(iteration, state)
+                saved = time.monotonic()
+            if word.signal:
+                self._finish(iteration)
+                raise self._stop(word.signal, iteration)
+        self._finish(iteration)
+
+    def _rows(self, iteration: int, metrics: Any) -> list[dict[str, Any]]:
+        """Lines of `metrics.jsonl`, one for each agent."""
+        metrics, members = jax.device_get(metrics), self.program.members
+        steps = iteration * self.program.agent.steps_per_iteration
+        if len(members) == 1:
+            return [_row(iteration, steps, metrics)]
+        each = [jax.tree.map(lambda x, n=n: x[n], metrics) for n in range(len(members))]
+        return [
+            {**member, **_row(iteration, steps, metrics)}
+            for member, metrics in zip(members, each, strict=True)
+        ]
+
+    def _broken(self, rows: list[dict[str, Any]], healthy: Any) -> dict[int, str]:
+        """What is not finite, by number of the agent."""
+        leaves = {
+            f"params{jax.tree_util.keystr(path)}": np.atleast_1d(leaf)
+            for path, leaf in jax.tree.leaves_with_path(jax.device_get(healthy))
+        }
+        broken = {}
+        for number, row in enumerate(rows):
+            names = [n for n, x in row.items() if isinstance(x, float) and not math.isfinite(x)]
+            names += [name for name, is_finite in leaves.items() if not is_finite[number]]
+            if names and number not in self.left_behind:
+                more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+                verb = "is" if len(names) == 1 else "are"
+                broken[number] = f"{', '.join(names[:6])}{more} {verb} not finite"
+        return broken
+
+    def _leave_behind(self, iteration: int, broken: dict[int, str]) -> bool:
+        """Whether other agents go on without those that broke."""
+        if len(self.left_behind) + len(broken) == len(self.program.members):
+            return False
+        for number, what in broken.items():
+            self.left_behind.add(number)
+            who = " ".join(f"{k} {v:g}" for k, v in self.program.members[number].items())
+            _say(f"the agent of {who} is left behind: in iteration {iteration} {what}.")
+        return True
+
+    def _set_back(self, iteration: int, broken: dict[int, str]) -> Any:
+        """The last checkpoint's state with other random numbers; or the end."""
+
+        def saved() -> list[int]:
+            if self.checkpoints is None:
+                return []
+            self.checkpoints.wait()
+            return self.checkpoints.iterations()
+
+        iterations = hosts.from_first(saved)
+        what = f"in iteration {iteration} {'; '.join(broken.values())}"
+        fault = f"{self.folder.path} stopped: {what}. Its state is not kept; " + (
+            f"that of iteration {iterations[-1]} is saved."
+            if iterations
+            else "no state was saved before."
+        )
+        if self.safety.on_nan == "stop" or len(self.program.members) > 1:
+            raise ValueError(
+                f"{fault} A smaller learning rate often helps; --on-nan skip goes on from the last "
+                "state with other random numbers."
+            )
+        self.setbacks += 1
+        if self.setbacks > _MOST_SETBACKS:
+            raise ValueError(f"{fault} It was set back {_MOST_SETBACKS} times, in vain.")
+        state = _restore(self.folder, self.config, self.program)
+        state = self.program.init() if state is None else state
+        done = _iteration(state)
+        hosts.from_first(lambda: self.folder.set_metrics_aside(done))
+        _say(f"{what}; going on from iteration {done} with other random numbers.")
+        return state._replace(key=jax.random.fold_in(state.key, self.setbacks))
+
+    def _record(self, progress: Progress, rows: list[dict[str, Any]]) -> None:
+        """Write the metrics, hear of what was being saved, and tell the user."""
+        if self.checkpoints is None:
+            return
+        self.unwritten += rows
+        self._try(self._write_metrics)
+        self._try(self.checkpoints.is_writing)
+        if progress.row["mean_return"] is not None:
+            self.score = progress.row["mean_return"]
+        self.report(progress)
+
+    def _write_metrics(self) -> None:
+        self.folder.append_metrics(*self.unwritten)
+        self.unwritten = []
+
+    def _save(self, iteration: int, state: Any) -> None:
+        arrays = hosts.fetch(flatten(state))
+        if self.checkpoints is not None:
+            about = {"config": self.config.to_dict()}
+            save = functools.partial(self.checkpoints.save, iteration, arrays, self.score, about)
+            self._try(save)
+
+    def _try(self, write: Callable[[], Any]) -> None:
+        """Write; what cannot be written is a fault, or said and done without."""
+        try:
+            write()
+        except OSError as error:
+            if self.safety.on_full_disk == "stop":
+                self.fault = str(error)
+            else:
+                _say(f"{error} Going on without.")
+
+    def _finish(self, iteration: int) -> None:
+        """Wait until all is written, and draw the curve."""
+
+        def finish() -> None:
+            if self.checkpoints is None:
+                return
+            self._write_metrics()
+            self.checkpoints.wait()
+            if iteration not in self.checkpoints.iterations():
+                raise OSError(
+                    f"the state of iteration {iteration}, the last one, is not saved; make room, "
+                    f"then go on with `vernal resume {self.folder.path}`."
+                )
+            if any(row["episodes"] for row in self.folder.read_metrics()):
+                draw_curve([self.folder], self.folder.curve_path)
+
+        if self.fault:
+            raise OSError(self.fault)
+        hosts.from_first(finish)
+
+    def _stop(self, number: int, iteration: int) -> KeyboardInterrupt:
+        is_complete = iteration == self.iterations
+        goes_on = f"`vernal resume {self.folder.path}` goes on"
+        kind = Preempted if number == signal.SIGTERM else KeyboardInterrupt
+        return kind(
+            f"stopped after iteration {iteration}, whose state is saved; "
+            f"{'the run is complete' if is_complete else goes_on}."
+        )
+
+
+def _row(iteration: int, steps: int, metrics: Any) -> dict[str, Any]:
     """One line of the metrics: numbers by name, `None` where there is nothing to say."""
-    metrics = jax.device_get(metrics)
     count = int(metrics.episodes.ended)
     row = {
         "iteration": iteration,
-        "steps": iteration * agent.steps_per_iteration,
+        "steps": steps,
         "episodes": count,
         "mean_return": float(metrics.episodes.returns) / count if count else None,
         "mean_length": float(metrics.episodes.lengths) / count if count else None,
@@ -281,32 +525,42 @@ def _row(iteration: int, agent: Agent, metrics: Any) -> dict[str, Any]:
     return {**row, **{name: float(value) for name, value in losses.items()}}
 
 
-def _require_finite(row: dict[str, Any], folder: RunFolder, checkpoints: Checkpoints) -> None:
-    wrong = [n for n, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
-    if wrong:
-        saved = checkpoints.iterations()
-        state = f"that of iteration {saved[-1]} is saved" if saved else "no state was saved before"
-        raise ValueError(
-            f"{folder.path} stopped: in iteration {row['iteration']} {', '.join(wrong)} is not a "
-            f"finite number. Its state is not kept; {state}. A smaller learning rate often helps."
-        )
+def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over agents, of those that have something to say; the number of episodes is a sum."""
+    if len(rows) == 1:
+        return rows[0]
+    columns = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+    means = {name: sum(x) / len(x) if x else None for name, x in columns.items()}
+    whole = {name: rows[0][name] for name in ("iteration", "steps", "steps_per_second")}
+    return {**means, **whole, "episodes": sum(columns["episodes"])}
+
+
+def _say(text: str) -> None:
+    if hosts.is_first():
+        print(f"vernal: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, read between iterations; a second one stops at once."""
-    flag = threading.Event()
+def _signals() -> Iterator[Callable[[], int]]:
+    """Remember the first Ctrl-C or SIGTERM, to answer it between iterations; a second one acts."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    received = [0]
     if threading.current_thread() is not threading.main_thread():
-        yield flag
+        yield lambda: received[0]
         return
-    previous = signal.getsignal(signal.SIGINT)
+    previous = {number: signal.getsignal(number) for number in numbers}
 
-    def remember(*_: Any) -> None:
-        flag.set()
-        signal.signal(signal.SIGINT, previous)
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
-    signal.signal(signal.SIGINT, remember)
+    def remember(number: int, _: Any) -> None:
+        received[0] = number
+        restore()
+
+    for number in numbers:
+        signal.signal(number, remember)
     try:
-        yield flag
+        yield lambda: received[0]
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()

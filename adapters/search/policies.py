@@ -58,6 +58,7 @@ def search(
     batched: bool = True,
     engine: Engine = "vernal",
     slice_size: int | None = None,
+    same_on_devices: bool = False,
     **knobs: Any,
 ) -> PolicyOutput[Any]:
     """Search a tree from one state, or from each of a batch of states.
@@ -73,7 +74,8 @@ def search(
     - The tree is float32 at least, whatever precision the network has.
     - Behind an edge of discount 0 what is not finite counts as 0.
     - Results have no gradient: the search is a target, not a part of the loss.
-    - Under `shard_map` and `pmap` a key that is the same on all devices gives each other noise.
+    - Under `shard_map` and `pmap` a key that is the same on all devices gives each other noise,
+      unless `same_on_devices` says that a key gives the same noise wherever it is used.
 
     Args:
         params: first argument of `recurrent_fn`.
@@ -96,6 +98,8 @@ def search(
         slice_size: how many trees of a batch to grow at a time, all by default. Where states
             are large, 8 or 16 are several times faster on a CPU. `recurrent_fn` is then called
             with so many rows and keys of their own, and the trees hold no embeddings.
+        same_on_devices: leave the key as it is under `shard_map` and `pmap`: for keys that are
+            each state's own already.
         **knobs: the policy's own, `gumbel_scale` or `qtransform` say.
 
     Returns:
@@ -144,7 +148,8 @@ def search(
         logits, value, arrays, legal = jax.tree.map(
             lambda x: jnp.asarray(x)[None], (logits, value, arrays, legal)
         )
-    key = _key_of_this_device(key, (logits, value, arrays))
+    if not same_on_devices:
+        key = _key_of_this_device(key, (logits, value, arrays))
     output = _run(
         _Search(name, run, num_simulations, max_depth, batched, engine, slice_size, static),
         unpack(params),

@@ -135,9 +135,11 @@ def test_existing_folder_is_refused(vernal, tmp_path):
     assert "mine exists already" in errors
 
 
-def test_help_of_training_explains_every_setting_with_its_default(vernal):
+def test_help_of_training_explains_every_setting_with_its_default(vernal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     code, output, _ = vernal("train", "ppo", "--help")
     assert code == 0
+    output = " ".join(output.replace("│", " ").split())
     for field in dataclasses.fields(PPOConfig):
         name = field.name.strip("_").replace("_", "-")
         assert f"--{name}" in output, name

@@ -20,9 +20,10 @@ from vernal.adapters.agents.ppo import PPOConfig
 from vernal.adapters.evaluation import make_random_policy
 from vernal.adapters.runs import training
 from vernal.adapters.runs.animation import animate, record_states
-from vernal.adapters.runs.checkpoints import Checkpoints
+from vernal.adapters.runs.checkpoints import Checkpoints, flatten
 from vernal.adapters.runs.curve import draw_curve
 from vernal.adapters.runs.folder import RunFolder, create_run_folder, next_free_path
+from vernal.adapters.runs.program import make_program
 from vernal.adapters.runs.progress import describe
 
 from .environments_for_tests import make_once
@@ -121,7 +122,7 @@ def test_options_of_the_environment_are_those_of_the_run(tmp_path):
     folder = create_run_folder(tmp_path / "run")
     folder.write_config(config.to_dict())
     read = training.RunConfig.from_dict(folder.read_config())
-    maze, _ = training.build(read)
+    maze = make_program(read).environment
     assert (maze.num_rows, maze.num_cols) == (5, 4)
 
 
@@ -204,7 +205,7 @@ def test_reading_a_run_leaves_a_checkpoint_that_is_being_written(run_copy):
 def test_diverged_run_stops_and_says_what_is_not_finite(tmp_path):
     settings = dataclasses.replace(SETTINGS, learning_rate=1e38)
     config = dataclasses.replace(CONFIG, settings=settings)
-    with pytest.raises(ValueError, match=r"in iteration \d+ .*policy.* is not a finite number"):
+    with pytest.raises(ValueError, match=r"in iteration \d+ policy, .*params.* are not finite"):
         training.start(config, tmp_path / "run", ignore)
     assert {p.name for p in (tmp_path / "run").iterdir()} <= {"config.toml", "checkpoints"}
 
@@ -215,17 +216,18 @@ def test_run_without_a_checkpoint_is_refused(run_copy):
         training.load(run_copy)
 
 
-def test_checkpoint_of_another_network_is_refused_by_leaf(run_copy):
+def test_checkpoint_of_another_network_is_refused_by_name(run_copy):
     text = run_copy.config_path.read_text().replace('"spec"', '"blog"')
     run_copy.config_path.write_text(text)
-    with pytest.raises(ValueError, match=r"does not fit: its .*params.* is .* but this agent's"):
+    with pytest.raises(ValueError, match=r"other configuration .*: network is blog here and spec"):
         training.load(run_copy)
 
 
 def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for iteration, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.4], start=1):
-        checkpoints.save(iteration, {"x": np.full(3, iteration)}, score)
+        checkpoints.save(iteration, flatten({"x": np.full(3, iteration)}), score)
+    checkpoints.wait()
     assert checkpoints.iterations() == [2, 4, 5]
     assert checkpoints.best_iteration() == 2
     best = checkpoints.restore({"x": np.zeros(3, int)}, checkpoints.best_iteration())
@@ -236,7 +238,8 @@ def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
 def test_checkpoint_holds_typed_keys(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     state = {"key": jax.random.key(3), "x": jax.numpy.arange(2.0)}
-    checkpoints.save(1, state, 0.0)
+    checkpoints.save(1, flatten(state), 0.0)
+    checkpoints.wait()
     restored = checkpoints.restore(jax.eval_shape(lambda: state))
     assert restored["key"].dtype == state["key"].dtype
     np.testing.assert_array_equal(leaves(restored)[0], leaves(state)[0])
@@ -245,8 +248,8 @@ def test_checkpoint_holds_typed_keys(tmp_path):
 
 def test_scores_before_any_episode_ended_can_be_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"x": np.zeros(1)}, -math.inf)
-    checkpoints.save(2, {"x": np.ones(1)}, 0.5)
+    checkpoints.save(1, flatten({"x": np.zeros(1)}), -math.inf)
+    checkpoints.save(2, flatten({"x": np.ones(1)}), 0.5)
     assert checkpoints.best_iteration() == 2
     checkpoints.close()
 
@@ -264,13 +267,15 @@ def test_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     script = """
         import resource, sys, pathlib
         import numpy as np
-        from vernal.adapters.runs.checkpoints import Checkpoints
+        from vernal.adapters.runs.checkpoints import Checkpoints, flatten
         checkpoints = Checkpoints(pathlib.Path(sys.argv[1]))
         rng = np.random.default_rng(0)
-        checkpoints.save(1, {"x": rng.random(100_000)}, 0.0)
+        checkpoints.save(1, flatten({"x": rng.random(100_000)}), 0.0)
+        checkpoints.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:
-            checkpoints.save(2, {"x": rng.random(100_000)}, 0.0)
+            checkpoints.save(2, flatten({"x": rng.random(100_000)}), 0.0)
+            checkpoints.wait()
         except OSError as error:
             print(error)
     """
@@ -320,7 +325,8 @@ def test_curve_shows_every_run(whole_run, tmp_path):
 
 def test_curve_of_no_ended_episode_is_refused(tmp_path):
     folder = create_run_folder(tmp_path / "run")
-    folder.append_metrics({"iteration": 1, "episodes": 0})
+    folder.write_config(CONFIG.to_dict())
+    folder.append_metrics({"iteration": 1, "steps": 128, "episodes": 0})
     with pytest.raises(ValueError, match="no episode has ended"):
         draw_curve([folder], tmp_path / "curve.png")
 

@@ -1,0 +1,70 @@
+"""The command's first step: what JAX must be told before it starts.
+
+How many devices there are and which other processes take part is settled when JAX is first
+used, and importing Jumanji uses it.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from . import hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The processes of a run; see docs/scaling.md."""
+
+    coordinator: str | None = None
+    """HOST:PORT of the first of several processes; `auto` where the cluster says all, as Slurm."""
+    processes: int | None = None
+    """How many processes there are."""
+    process: int | None = None
+    """Which of them this is, from 0."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prepare JAX, then run the command.
+
+    Args:
+        arguments: words after `vernal`; the process's own by default.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        prepare(arguments)
+    except ValueError as error:
+        print(f"vernal: {error}", file=sys.stderr)
+        sys.exit(1)
+    from .cli import main as run  # noqa: PLC0415 (see above)
+
+    run(arguments)
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Join other processes and divide the CPU, as the flags say; what is wrong in them waits.
+
+    Args:
+        arguments: words after `vernal`.
+
+    Raises:
+        ValueError: the other processes cannot be joined.
+    """
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--devices", "--processes", "--process", "--coordinator"):
+        flags.add_argument(name)
+    try:
+        given, _ = flags.parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        return
+    devices, processes, process = map(_whole, (given.devices, given.processes, given.process))
+    if given.coordinator is not None:
+        hosts.connect(given.coordinator, processes, process)
+    elif devices:
+        jax.config.update("jax_num_cpu_devices", devices)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
