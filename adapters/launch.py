@@ -5,13 +5,16 @@ used, and importing Jumanji uses it.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
 from . import hosts
+from .runs.folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +65,20 @@ def prepare(arguments: Sequence[str]) -> None:
     devices, processes, process = map(_whole, (given.devices, given.processes, given.process))
     if given.coordinator is not None:
         hosts.connect(given.coordinator, processes, process)
-    elif devices:
+        return
+    if given.devices is None and arguments[:1] == ["resume"]:
+        devices = _recorded_devices(arguments[1:])
+    if devices:
         jax.config.update("jax_num_cpu_devices", devices)
+
+
+def _recorded_devices(words: Sequence[str]) -> int | None:
+    """On how many devices the run was trained that is to be resumed."""
+    for folder in (RunFolder(Path(word)) for word in words):
+        if folder.config_path.is_file():
+            with contextlib.suppress(ValueError):
+                return folder.read_config().get("devices")
+    return None
 
 
 def _whole(text: str | None) -> int | None:

@@ -1,6 +1,10 @@
 """Checkpoints of a whole training state, by Orbax: atomic, the newest ones and the best."""
 
+import errno
+import logging
+import os
 import shutil
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from orbax.checkpoint import checkpoint_managers
 _FIRST_PROCESS_ALONE = ocp.options.MultiprocessingOptions(
     primary_host=0, active_processes={0}, barrier_sync_key_prefix="first"
 )
+# Orbax prints each error with all its threads, many times over. Here it is one sentence.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
 class Checkpoints:
@@ -81,6 +87,8 @@ class Checkpoints:
             return
         self._writing = iteration
         try:
+            # What fails half-way leaves Orbax's threads behind, which say so at length.
+            _require_room(self.path, sum(x.nbytes for x in arrays.values()))
             self._manager.save(
                 iteration,
                 args=ocp.args.StandardSave(dict(arrays)),
@@ -124,7 +132,8 @@ class Checkpoints:
         self._manager.reload()
         return OSError(
             f"the checkpoint of iteration {iteration} could not be written to {self.path} "
-            f"({_first_line(error)}); earlier ones are untouched."
+            f"({_reason(error)}); earlier ones are untouched. Make room, then go on with `vernal "
+            f"resume {self.path.parent}`."
         )
 
     def iterations(self) -> list[int]:
@@ -238,5 +247,17 @@ def _describe(leaf: Any) -> str:
     return "missing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _require_room(path: Path, size: int) -> None:
+    free = shutil.disk_usage(path).free
+    if size > free:
+        raise OSError(
+            f"{os.strerror(errno.ENOSPC)}: it takes up to {size:,} bytes, and {free:,} are free"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if len(text) < 200:
+        return text
+    known = (os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    return next((reason for reason in known if reason in text), textwrap.shorten(text, 200))

@@ -43,9 +43,19 @@ class RunFolder:
         return self.path / "curve.png"
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write the configuration, once."""
-        with self.config_path.open("xb") as file:
-            tomli_w.dump(config, file)
+        """Write the configuration, once.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        try:
+            with self.config_path.open("xb") as file:
+                tomli_w.dump(config, file)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            self.config_path.unlink(missing_ok=True)
+            raise OSError(f"{self.config_path} could not be written ({error.strerror}).") from error
 
     def replace_config(self, config: dict[str, Any]) -> None:
         """Put another configuration in the place of the one that is there, at one stroke."""

@@ -135,7 +135,11 @@ def start(
 
     def create() -> str:
         folder = create_run_folder(default_folder(config) if path is None else path)
-        folder.write_config(config.to_dict())
+        try:
+            folder.write_config(config.to_dict())
+        except OSError:
+            folder.path.rmdir()
+            raise
         return str(folder.path)
 
     folder = RunFolder(Path(hosts.from_first(create)))
@@ -296,11 +300,12 @@ def _place(arrays: dict[str, Any], program: Program) -> Any:
     if program.shardings is None:
         return as_state(arrays, program.shapes)
 
-    def place(array: Any, sharding: Any) -> Any:
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-    shardings = flatten(program.shardings)
-    placed = {name: place(np.asarray(arrays[name]), shardings[name]) for name in arrays}
+    placed = {}
+    for path, sharding in jax.tree.leaves_with_path(program.shardings):
+        array = np.asarray(arrays[jax.tree_util.keystr(path)])
+        placed[jax.tree_util.keystr(path)] = jax.make_array_from_callback(
+            array.shape, sharding, array.__getitem__
+        )
     return as_state(placed, program.shapes)
 
 
