@@ -6,7 +6,9 @@ told to all, so that they stop together.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -150,7 +152,8 @@ def fetch(tree: PyTree) -> PyTree:
             return np.asarray(multihost_utils.process_allgather(array, tiled=True))
         return np.array(array)  # A copy: the array may be used up soon.
 
-    return jax.tree.map(fetch_one, tree)
+    with hearing_others():
+        return jax.tree.map(fetch_one, tree)
 
 
 def tell(tree: PyTree, shapes: PyTree) -> PyTree:
@@ -164,26 +167,38 @@ def tell(tree: PyTree, shapes: PyTree) -> PyTree:
         return tree
     if not is_first():
         tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    return multihost_utils.broadcast_one_to_all(tree)
+    with hearing_others():
+        return multihost_utils.broadcast_one_to_all(tree)
+
+
+@contextmanager
+def hearing_others() -> Iterator[None]:
+    """Say plainly that another process is gone where a message to it does not arrive.
+
+    Raises:
+        Lost: it is.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # JAX raises either, with the name of a status: "UNKNOWN: Gloo all-reduce failed: ...".
+        is_status = re.match("[A-Z_]+: ", str(error)) is not None
+        if jax.process_count() == 1 or not is_status:
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise Lost(f"another process of this run is lost ({reason})") from error
 
 
 def _gather(array: NDArray[Any]) -> NDArray[Any]:
-    try:
+    with hearing_others():
         return np.asarray(multihost_utils.process_allgather(array))
-    except jax.errors.JaxRuntimeError as error:
-        raise lost(error) from error
-
-
-def lost(error: BaseException) -> Lost:
-    """What to say when a message to another process does not arrive."""
-    first = str(error).strip().partition("\n")[0][:200]
-    return Lost(f"another process of this run is lost ({first})")
 
 
 def _broadcast_text(text: str) -> str:
     data = np.frombuffer(text.encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    held = np.zeros(size, np.uint8)
-    if is_first():
-        held[:] = data
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(held))).decode()
+    with hearing_others():
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+        held = np.zeros(size, np.uint8)
+        if is_first():
+            held[:] = data
+        return bytes(np.asarray(multihost_utils.broadcast_one_to_all(held))).decode()

@@ -78,7 +78,7 @@ def lay_out(kind: Any, **split: Any) -> Any:
         >>> from typing import NamedTuple
         >>> State = NamedTuple("State", [("params", int), ("envs", int)])
         >>> lay_out(State, envs=PartitionSpec("devices"))
-        State(params=PartitionSpec(), envs=PartitionSpec('devices',))
+        State(params=P(), envs=P('devices',))
     """
     return kind(**{**dict.fromkeys(kind._fields, PartitionSpec()), **split})
 
@@ -187,3 +187,6 @@ class Devices:
     def sum(self, tree: _Tree) -> _Tree:
         """Sum over devices."""
         return tree if self.axis is None else jax.lax.psum(tree, self.axis)
+
+
+ONE_DEVICE = Devices()

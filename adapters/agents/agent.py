@@ -62,7 +62,6 @@ def sum_episodes(transitions: Transition) -> EpisodeSums:
 
     Example:
         >>> import jax.numpy as jnp
-    from jax.sharding import PartitionSpec
         >>> ended, values = jnp.array([True, False]), jnp.array([2.0, 9.0])
         >>> never, lengths = jnp.array([False, False]), jnp.array([3, 4])
         >>> sums = sum_episodes(

@@ -39,7 +39,7 @@ from vernal.core import (
 from ..actions import ActionCodec, make_action_codec, one_choice
 from ..environment_model import EnvironmentModel, SimulatorState, make_environment_model
 from ..environments import Environment, EnvState, Transition, VectorEnvironment
-from ..mesh import Devices, lay_out
+from ..mesh import ONE_DEVICE, Devices, lay_out
 from ..scan import run_if
 from ..search import legal_actions, qtransform_completed_by_mix_value, search, search_values
 from .agent import Agent, EpisodeSums, sum_episodes
@@ -519,7 +519,7 @@ def minibatch_loss(
     *,
     codec: ActionCodec,
     hyperparameters: AlphaZeroHyperparameters,
-    devices: Devices,
+    devices: Devices = ONE_DEVICE,
 ) -> tuple[Float[Array, ""], PolicyValueLossParts]:
     """Loss of the network on a minibatch, and its parts."""
 

@@ -16,7 +16,7 @@ from vernal.core import Moments, minibatch_indices, take
 
 from ..actions import ActionCodec
 from ..environments import Environment, VectorEnvironment
-from ..mesh import Devices
+from ..mesh import ONE_DEVICE, Devices
 from ..scan import scan, value_and_grad
 
 _Network = TypeVar("_Network")
@@ -253,7 +253,7 @@ def fit(
     indices: Int[Array, "minibatches n"],
     loss: Callable[[_Network, Any], tuple[Float[Array, ""], Any]],
     settings: OptimiserSettings,
-    devices: Devices,
+    devices: Devices = ONE_DEVICE,
 ) -> tuple[_Network, optax.OptState, tuple[Any, Float[Array, " minibatches"]]]:
     """One gradient step after the other, each on a minibatch that is gathered when it is used.
 

@@ -27,7 +27,7 @@ from vernal.core import (
 
 from ..actions import ActionCodec, make_action_codec
 from ..environments import Environment, EnvState, Transition, VectorEnvironment
-from ..mesh import Devices, lay_out
+from ..mesh import ONE_DEVICE, Devices, lay_out
 from ..scan import run_if
 from .agent import Agent, EpisodeSums, sum_episodes
 from .learner import (
@@ -355,7 +355,7 @@ def minibatch_loss(
     codec: ActionCodec,
     hyperparameters: PPOHyperparameters,
     normalise_advantages: bool,
-    devices: Devices,
+    devices: Devices = ONE_DEVICE,
 ) -> tuple[Float[Array, ""], PPOLossParts]:
     """Loss of the network on a minibatch, and its parts."""
     policies, values = jax.vmap(functools.partial(evaluate_policy, network, codec))(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # Loads scipy.stats when it is first used: most commands need not wait for it.
 from jaxtyping import Float, Int
-from scipy import stats
 
 from .config import RunConfig
 from .folder import RunFolder
@@ -118,7 +118,7 @@ def summarise(curves: Curves) -> Summary:
     iqm, interval = float("nan"), (float("nan"), float("nan"))
     if len(last) >= _ENOUGH_SEEDS:
         iqm = _interquartile_mean(last)
-        low, high = stats.bootstrap(
+        low, high = scipy.stats.bootstrap(
             (last,), _interquartile_mean, method="percentile", rng=np.random.default_rng(0)
         ).confidence_interval
         interval = float(low), float(high)
@@ -140,7 +140,7 @@ def margins(values: Float[np.ndarray, "S I"]) -> Float[np.ndarray, " I"]:
     enough = np.maximum(count, 2)
     centre = np.nansum(values, axis=0) / np.maximum(count, 1)
     variance = np.nansum((values - centre) ** 2, axis=0) / (enough - 1)
-    margin = stats.t.ppf(0.975, enough - 1) * np.sqrt(variance / enough)
+    margin = scipy.stats.t.ppf(0.975, enough - 1) * np.sqrt(variance / enough)
     return np.where(count > 1, margin, np.nan)
 
 
@@ -162,4 +162,4 @@ def _means(curves: Curves, part: slice) -> Float[np.ndarray, " S"]:
 
 
 def _interquartile_mean(values: Any, axis: int = -1) -> Any:
-    return stats.trim_mean(values, 0.25, axis=axis)
+    return scipy.stats.trim_mean(values, 0.25, axis=axis)

@@ -345,10 +345,6 @@ class _Training:
         try:
             with _signals() as received:
                 self._loop(state, received)
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1:
-                raise
-            raise hosts.lost(error) from error
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
@@ -358,7 +354,9 @@ class _Training:
         began = saved = time.monotonic()
         while iteration < self.iterations:
             before = time.monotonic()
-            state, metrics, healthy = self.program.step(state)
+            with hosts.hearing_others():
+                state, metrics, healthy = self.program.step(state)
+                metrics, healthy = jax.device_get((metrics, healthy))
             rows = self._rows(iteration + 1, metrics)
             broken = self._broken(rows, healthy)
             if broken and not self._leave_behind(iteration + 1, broken):
@@ -387,7 +385,7 @@ class _Training:
 
     def _rows(self, iteration: int, metrics: Any) -> list[dict[str, Any]]:
         """Lines of `metrics.jsonl`, one for each agent."""
-        metrics, members = jax.device_get(metrics), self.program.members
+        members = self.program.members
         steps = iteration * self.program.agent.steps_per_iteration
         if len(members) == 1:
             return [_row(iteration, steps, metrics)]
@@ -401,7 +399,7 @@ class _Training:
         """What is not finite, by number of the agent."""
         leaves = {
             f"params{jax.tree_util.keystr(path)}": np.atleast_1d(leaf)
-            for path, leaf in jax.tree.leaves_with_path(jax.device_get(healthy))
+            for path, leaf in jax.tree.leaves_with_path(healthy)
         }
         broken = {}
         for number, row in enumerate(rows):

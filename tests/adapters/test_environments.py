@@ -36,14 +36,14 @@ ENVIRONMENTS = {
 }
 
 
-def roll(envs, actions, key=KEY):
+def roll(envs, actions, key=KEY, first_index=0):
     """First state, all later states, and all transitions."""
 
     def step(state, action):
         state, transition = envs.step(state, action)
         return state, (state, transition)
 
-    first = envs.init(key)
+    first = envs.init(key, first_index)
     _, (states, transitions) = jax.lax.scan(step, first, actions)
     return first, states, transitions
 
@@ -114,8 +114,8 @@ def test_number_of_neighbours_changes_no_trajectory():
 
 
 def test_first_index_continues_the_count_of_copies():
-    envs = VectorEnvironment(COUNTING, COPIES - 1, first_index=1)
-    _, _, transitions = jax.jit(functools.partial(roll, envs))(ACTIONS[:, 1:])
+    envs = VectorEnvironment(COUNTING, COPIES - 1)
+    _, _, transitions = jax.jit(functools.partial(roll, envs, first_index=1))(ACTIONS[:, 1:])
     assert_trees_equal(transitions, jax.tree.map(lambda x: x[:, 1:], rolled("counting")[2]))
 
 

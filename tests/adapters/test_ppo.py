@@ -11,7 +11,7 @@ import pytest
 from jumanji.wrappers import AutoResetWrapper
 
 from vernal.adapters.actions import make_action_codec
-from vernal.adapters.agents.learner import fit, shuffled_indices
+from vernal.adapters.agents.learner import fit, make_strata, shuffled_indices
 from vernal.adapters.agents.ppo import (
     PPOConfig,
     PPOHyperparameters,
@@ -21,6 +21,7 @@ from vernal.adapters.agents.ppo import (
     standardise,
 )
 from vernal.adapters.environments import VectorEnvironment
+from vernal.adapters.mesh import ONE_DEVICE
 from vernal.adapters.networks import make_default_network, make_spec_network
 from vernal.core import Moments
 
@@ -300,7 +301,8 @@ def test_no_shuffled_copy_of_the_data_is_ever_built():
     _, batch, *_ = walk()
 
     def learn(batch):
-        indices = shuffled_indices(jax.random.key(2), size=24, minibatch_size=6, epochs=50)
+        strata = make_strata(config, ONE_DEVICE)
+        indices = shuffled_indices(jax.random.key(2), strata, rollout_steps=8, epochs=50)
         loss = functools.partial(
             minibatch_loss, codec=codec, hyperparameters=numbers, normalise_advantages=False
         )
@@ -319,31 +321,6 @@ def test_same_seed_gives_the_same_bits():
 def test_another_seed_gives_another_network():
     first, second = (small_state(seed).params.hidden[0].weight for seed in (0, 1))
     assert not np.array_equal(first, second)
-
-
-def test_seeds_under_vmap_equal_seeds_one_by_one():
-    states = [small_state(seed) for seed in (0, 1)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    both = jax.jit(jax.vmap(small_agent().step))(stacked)
-    for index, state in enumerate(states):
-        one = jax.tree.map(lambda leaf, index=index: leaf[index], both)
-        assert_equal(one, small_step()(state), rtol=1e-3, atol=1e-5)
-
-
-def test_hyperparameters_can_be_swept_by_vmap():
-    agent = small_agent()
-    rates = jnp.array([0.0, 1e-3])
-    numbers = jax.tree.map(lambda x: jnp.full(2, x), agent.hyperparameters)
-    numbers = numbers._replace(learning_rate=rates)
-    states = jax.vmap(agent.init, in_axes=(None, 0))(jax.random.key(0), numbers)
-    after, _ = jax.jit(jax.vmap(agent.step))(states)
-    moved = [
-        jnp.abs(a - b).reshape(2, -1).max(axis=1)
-        for a, b in zip(*(jax.tree.leaves(s.params.hidden) for s in (after, states)), strict=True)
-    ]
-    still, moving = np.max(moved, axis=0)
-    assert still == 0
-    assert moving > 0
 
 
 def test_steps_scan_as_they_loop():
