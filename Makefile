@@ -43,6 +43,7 @@ types: $(dev)
 
 bench: $(runtime)
 	for file in environments ppo search core; do $(bin)/python benchmarks/$$file.py || exit 1; done
+	for what in seeds devices; do $(bin)/python benchmarks/scaling.py $$what || exit 1; done
 
 clean:
 	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache

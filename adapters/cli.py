@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,12 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description="Reinforcement learning for people who write JAX with Equinox.",
             args=arguments,
         )
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, hosts.Lost) as error:
         print(f"vernal: {error}", file=sys.stderr)
         sys.exit(1)
-    except hosts.Lost as error:
-        print(f"vernal: {error}; `vernal resume` goes on.", file=sys.stderr, flush=True)
-        os._exit(1)  # Taking leave of the others would wait for the one that is lost.
     except KeyboardInterrupt as interrupt:
         print(f"vernal: {interrupt}" if interrupt.args else "vernal: stopped.", file=sys.stderr)
         sys.exit(_PREEMPTED if isinstance(interrupt, training.Preempted) else 130)

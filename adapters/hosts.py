@@ -186,7 +186,9 @@ def hearing_others() -> Iterator[None]:
         if jax.process_count() == 1 or not is_status:
             raise
         reason = str(error).partition("\n")[0][:200]
-        raise Lost(f"another process of this run is lost ({reason})") from error
+        raise Lost(
+            f"another process of this run is lost ({reason}); `vernal resume` goes on."
+        ) from error
 
 
 def _gather(array: NDArray[Any]) -> NDArray[Any]:

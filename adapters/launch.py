@@ -7,8 +7,10 @@ used, and importing Jumanji uses it.
 import argparse
 import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -43,7 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     from .cli import main as run  # noqa: PLC0415 (see above)
 
-    run(arguments)
+    with _leaving_at_once():
+        run(arguments)
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """End a process of several without taking leave, where it does not end well.
+
+    JAX would wait minutes for the others, which may wait for this one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if jax.process_count() == 1:
+            raise
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
 
 def prepare(arguments: Sequence[str]) -> None:

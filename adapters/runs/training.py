@@ -234,12 +234,17 @@ def load(folder: RunFolder, *, best: bool = False, member: int | None = None) ->
 
 
 def best_member(folder: RunFolder, members: list[dict[str, Any]]) -> int:
-    """Which of a run's agents had the highest mean return at last; the first, if none had any."""
+    """Which agent of those that came to the last iteration had the highest mean return at last."""
+    rows = folder.read_metrics()
     last: dict[int, float] = {}
-    for row in folder.read_metrics():
+    arrived = {0}
+    for row in rows:
+        member = members.index({name: row[name] for name in members[0]})
         if row["mean_return"] is not None:
-            last[members.index({name: row[name] for name in members[0]})] = row["mean_return"]
-    return max(last, key=lambda number: last[number], default=0)
+            last[member] = row["mean_return"]
+        if row["iteration"] == rows[-1]["iteration"]:
+            arrived.add(member)
+    return max(arrived, key=lambda member: last.get(member, -math.inf))
 
 
 def _require_versions(folder: RunFolder, recorded: dict[str, str]) -> None:
@@ -448,6 +453,7 @@ class _Training:
         state = _restore(self.folder, self.config, self.program)
         state = self.program.init() if state is None else state
         done = _iteration(state)
+        self.unwritten = [row for row in self.unwritten if row["iteration"] <= done]
         hosts.from_first(lambda: self.folder.set_metrics_aside(done))
         _say(f"{what}; going on from iteration {done} with other random numbers.")
         return state._replace(key=jax.random.fold_in(state.key, self.setbacks))
