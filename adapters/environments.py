@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core._arrays import where
 
+from .mesh import keys_by_index
+
 # Longer queues make larger batches, which are cheaper an episode; past 16 the gain is small.
 _MOST_EPISODES = 16
 _MOST_BYTES = 64 * 2**20
@@ -215,7 +217,7 @@ class EnvState(NamedTuple):
 
     def keys(self, key: PRNGKeyArray) -> Shaped[Array, " B"]:
         """A key for each copy, which depends on its index and on nothing beside it."""
-        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.indices)
+        return keys_by_index(key, self.indices)
 
     @classmethod
     def split_along(cls, axis: str | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import jax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 _Tree = TypeVar("_Tree")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -62,6 +62,18 @@ def make_mesh(count: int | None = None) -> Mesh:
     return jax.make_mesh(
         (count,), ("devices",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
     )
+
+
+def keys_by_index(key: PRNGKeyArray, indices: Int[Array, " n"]) -> Shaped[Array, " n"]:
+    """A key for each of several things, which depends on its index in the whole and on no device.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> two, one = (keys_by_index(jax.random.key(0), jnp.array(x)) for x in ([0, 1], [1]))
+        >>> bool(two[1] == one[0])
+        True
+    """
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
 
 
 def lay_out(kind: Any, **split: Any) -> Any:
@@ -161,28 +173,24 @@ class Devices:
         return 0 if self.axis is None else jax.lax.axis_index(self.axis)
 
     def gather(self, tree: _Tree) -> _Tree:
-        """All devices' rows, in the order of the devices, on each of them.
+        """All devices' rows, in the order of the devices, on each; constant to a derivative."""
+        if self.axis is None:
+            return tree
+        return jax.lax.all_gather(jax.lax.stop_gradient(tree), self.axis, tiled=True)
 
-        The gradient of what follows flows to a device's own rows only: where all devices go on to
-        the same loss, the sum of their gradients is that of the whole.
+    def gather_for_loss(self, tree: _Tree) -> _Tree:
+        """All devices' rows of floats, in one message: of small arrays their number is what costs.
+
+        A derivative flows to a device's own rows only. Where all devices go on to the same loss,
+        the sum of their gradients is that of the whole.
         """
         if self.axis is None:
             return tree
-        first = self.index()
-
-        def put_own(everyone: Array, own: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(everyone, own, first * len(own), axis=0)
-
-        everyone = jax.lax.all_gather(jax.lax.stop_gradient(tree), self.axis, tiled=True)
-        return jax.tree.map(put_own, everyone, tree)
-
-    def gather_at_once(self, tree: _Tree) -> _Tree:
-        """As `gather`, of floats, in one message: of small arrays it is the number that costs."""
-        if self.axis is None:
-            return tree
         _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], tree))
-        rows = jax.vmap(lambda row: ravel_pytree(row)[0])(tree)
-        return jax.vmap(unravel)(self.gather(rows))
+        own = jax.vmap(lambda row: ravel_pytree(row)[0])(tree)
+        place = self.index() * len(own)
+        rows = jax.lax.dynamic_update_slice_in_dim(self.gather(own), own, place, axis=0)
+        return jax.vmap(unravel)(rows)
 
     def sum(self, tree: _Tree) -> _Tree:
         """Sum over devices."""

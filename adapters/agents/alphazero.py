@@ -528,7 +528,7 @@ def minibatch_loss(
         return one_choice(codec, outputs, codec.legal(observation))[0], value
 
     logits, values = jax.vmap(predict)(batch.observations)
-    logits, target_probs, values, value_targets = devices.gather_at_once(
+    logits, target_probs, values, value_targets = devices.gather_for_loss(
         (logits, batch.target_probs, values, batch.value_targets)
     )
     return policy_value_loss(

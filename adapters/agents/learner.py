@@ -16,7 +16,7 @@ from vernal.core import Moments, minibatch_indices, take
 
 from ..actions import ActionCodec
 from ..environments import Environment, VectorEnvironment
-from ..mesh import ONE_DEVICE, Devices
+from ..mesh import ONE_DEVICE, Devices, keys_by_index
 from ..scan import scan, value_and_grad
 
 _Network = TypeVar("_Network")
@@ -205,7 +205,7 @@ class Strata(NamedTuple):
 
     def keys(self, key: PRNGKeyArray) -> Shaped[Array, " S"]:
         """A key for each stratum, which depends on its index among all."""
-        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.here)
+        return keys_by_index(key, self.here)
 
 
 def make_strata(config: Any, devices: Devices) -> Strata:
@@ -265,7 +265,7 @@ def fit(
         loss: `(network, minibatch) -> (loss, parts)`, of the whole minibatch: the loss gathers
             what each device says of its part.
         settings: numbers of the optimiser.
-        devices: over which the gradient is averaged.
+        devices: whose gradients are added up.
 
     Returns:
         Network and optimiser after all steps, and of each minibatch the loss's parts and the

@@ -363,7 +363,7 @@ def minibatch_loss(
     )
     log_probs, entropies = policies.log_prob(batch.actions), policies.entropy()
     batch = batch._replace(observations=None, actions=None)
-    log_probs, entropies, values, batch = devices.gather_at_once(
+    log_probs, entropies, values, batch = devices.gather_for_loss(
         (log_probs, entropies, values, batch)
     )
     advantages = normalise(batch.advantages) if normalise_advantages else batch.advantages

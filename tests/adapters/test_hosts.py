@@ -147,3 +147,41 @@ def test_one_process_agrees_with_itself():
     assert hosts.is_first()
     with pytest.raises(OSError, match="no room"):
         hosts.from_first(lambda: (_ for _ in ()).throw(OSError("no room")))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What JAX is told of its configuration."""
+    told = {}
+    monkeypatch.setattr(launch.jax.config, "update", told.__setitem__)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "ppo", "maze-easy", "--devices", "3"], {"jax_num_cpu_devices": 3}),
+        (["train", "ppo", "maze-easy", "--devices=2", "--seeds", "4"], {"jax_num_cpu_devices": 2}),
+        (["train", "ppo", "maze-easy", "--devices", "all"], {}),
+        (["train", "ppo", "maze-easy", "--devices", "0"], {}),
+        (["train", "ppo", "maze-easy"], {}),
+        (["train", "--devices"], {}),
+        ([], {}),
+    ],
+)
+def test_cpu_is_divided_as_the_flags_say(words, expected, told):
+    launch.prepare(words)
+    assert told == expected
+
+
+def test_resume_divides_the_cpu_as_the_run_did(tmp_path, told):
+    (tmp_path / "config.toml").write_text("devices = 4\n")
+    launch.prepare(["resume", str(tmp_path)])
+    assert told == {"jax_num_cpu_devices": 4}
+    told.clear()
+    launch.prepare(["resume", str(tmp_path), "--devices", "2"])
+    assert told == {"jax_num_cpu_devices": 2}
+    told.clear()
+    (tmp_path / "config.toml").write_text("devices =")
+    launch.prepare(["resume", str(tmp_path)])
+    assert told == {}
