@@ -32,7 +32,7 @@ from .runs.config import RunConfig
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
-from .runs.summary import read_curves
+from .runs.summary import describe_value, read_curves
 from .runs.summary import summarise as summarise_curves
 
 # As --env-arg a=1 b=2, and as --env-arg a=1 --env-arg b=2.
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description="Reinforcement learning for people who write JAX with Equinox.",
             args=arguments,
         )
-    except (ValueError, TypeError, OSError, hosts.Lost) as error:
+    except (ValueError, TypeError, OSError) as error:
         print(f"vernal: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as interrupt:
@@ -253,7 +253,8 @@ def resume(
         safety: of the run.
     """
     del hosts  # `launch` has joined them.
-    count = None if devices is None else count_devices(devices)
+    is_told = devices is not None or jax.process_count() > 1
+    count = count_devices(devices or 1) if is_told else None
     with progress_line() as report:
         folder = training.resume(
             RunFolder(run), report, safety, steps=steps, devices=count, any_versions=any_versions
@@ -277,7 +278,7 @@ def evaluate(
         episodes: how many, of each policy.
         seed: of the instances and the sampling; all policies meet the same instances.
         best: the checkpoint with the best mean return in place of the newest; one is saved
-            every 30 seconds and at the end.
+            every 30 seconds and at the end. Of several agents it is their mean that counts.
         member: which of several agents, from 0, in the order of the table that training prints
             and then of seeds; by default the one with the highest mean return at last.
         simulations: for AlphaZero, how many states to search before each step; several numbers
@@ -479,11 +480,14 @@ def _print_summary(folder: RunFolder) -> None:
         broken = f" ({summary.broken} broke)" if summary.broken else ""
         low, high = summary.iqm_interval
         table.add_row(
-            *(f"{value:g}" for value in summary.setting.values()),
+            *map(describe_value, summary.setting.values()),
             f"{summary.seeds}{broken}",
-            f"{summary.last:.3f}"
-            + ("" if math.isnan(summary.margin) else f" ± {summary.margin:.3f}"),
+            _known(summary.last) + _known(summary.margin, " ± "),
             "" if math.isnan(summary.iqm) else f"{summary.iqm:.3f} ({low:.3f} to {high:.3f})",
-            f"{summary.whole:.3f}",
+            _known(summary.whole),
         )
     Console().print(table)
+
+
+def _known(value: float, before: str = "") -> str:
+    return "" if math.isnan(value) else f"{before}{value:.3f}"

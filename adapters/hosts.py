@@ -38,6 +38,8 @@ def connect(coordinator: str, processes: int | None = None, process: int | None 
         ValueError: the address, the numbers or the cluster cannot be made sense of; or the
             others do not come.
     """
+    if coordinator == "auto" and (processes, process) != (None, None):
+        raise ValueError("--coordinator auto asks the cluster; leave --processes and --process.")
     if coordinator == "auto":
         keywords: dict[str, Any] = {}
     elif processes is None or process is None:
@@ -58,7 +60,11 @@ def connect(coordinator: str, processes: int | None = None, process: int | None 
     # SIGTERM is ours to answer, between two iterations.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS, **keywords)
+        jax.distributed.initialize(
+            heartbeat_timeout_seconds=_SILENCE_SECONDS,
+            shutdown_timeout_seconds=_SILENCE_SECONDS,
+            **keywords,
+        )
     except (ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(f"the processes could not be joined by {coordinator}: {first}.") from error
@@ -79,8 +85,8 @@ def from_first(function: Callable[[], Any]) -> Any:
         What it gave.
 
     Raises:
-        ValueError: it raised one.
-        OSError: it raised one.
+        Exception: what it raised; on the other processes a ValueError, an OSError, or else a
+            RuntimeError, of the same words.
 
     Example:
         >>> from_first(lambda: {"steps": 3})
@@ -92,12 +98,20 @@ def from_first(function: Callable[[], Any]) -> Any:
     if is_first():
         try:
             answer = {"value": function()}
-        except (ValueError, OSError) as error:
-            answer = {"kind": type(error).__name__, "text": str(error)}
+        except Exception as error:
+            _broadcast_text(json.dumps({"kind": _kind(error).__name__, "text": str(error)}))
+            raise
     answer = json.loads(_broadcast_text(json.dumps(answer)))
     if "text" in answer:
-        raise (ValueError if answer["kind"] == "ValueError" else OSError)(answer["text"])
+        raise {kind.__name__: kind for kind in _KINDS}[answer["kind"]](answer["text"])
     return answer["value"]
+
+
+_KINDS = (ValueError, OSError, RuntimeError)
+
+
+def _kind(error: Exception) -> type[Exception]:
+    return next((kind for kind in _KINDS if isinstance(error, kind)), RuntimeError)
 
 
 class Word(NamedTuple):
@@ -181,9 +195,9 @@ def hearing_others() -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # JAX raises either, with the name of a status: "UNKNOWN: Gloo all-reduce failed: ...".
-        is_status = re.match("[A-Z_]+: ", str(error)) is not None
-        if jax.process_count() == 1 or not is_status:
+        # JAX raises either: "UNKNOWN: Gloo all-reduce failed: ... Connection reset by peer".
+        is_silence = re.search("gloo|nccl|UNAVAILABLE|DEADLINE_EXCEEDED|peer", str(error), re.I)
+        if jax.process_count() == 1 or not is_silence:
             raise
         reason = str(error).partition("\n")[0][:200]
         raise Lost(

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -45,26 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     from .cli import main as run  # noqa: PLC0415 (see above)
 
-    with _leaving_at_once():
-        run(arguments)
-
-
-@contextlib.contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """End a process of several without taking leave, where it does not end well.
-
-    JAX would wait minutes for the others, which may wait for this one.
-    """
     try:
-        yield
-    except BaseException as error:
+        run(arguments)
+    except hosts.Lost as error:
+        print(f"vernal: {error}", file=sys.stderr)
+        _leave_at_once()
+    except Exception:
         if jax.process_count() == 1:
             raise
-        if not isinstance(error, SystemExit):
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+        traceback.print_exc()
+        _leave_at_once()
+
+
+def _leave_at_once() -> None:
+    """End without taking leave of the other processes: JAX would wait for those that are lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def prepare(arguments: Sequence[str]) -> None:
@@ -74,7 +71,7 @@ def prepare(arguments: Sequence[str]) -> None:
         arguments: words after `vernal`.
 
     Raises:
-        ValueError: the other processes cannot be joined.
+        ValueError: the other processes cannot be joined, or it is not said how.
     """
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--devices", "--processes", "--process", "--coordinator"):
@@ -87,6 +84,11 @@ def prepare(arguments: Sequence[str]) -> None:
     if given.coordinator is not None:
         hosts.connect(given.coordinator, processes, process)
         return
+    if (given.processes, given.process) != (None, None):
+        raise ValueError(
+            "--processes and --process are of several processes, which find each other by "
+            "--coordinator HOST:PORT."
+        )
     if given.devices is None and arguments[:1] == ["resume"]:
         devices = _recorded_devices(arguments[1:])
     if devices:

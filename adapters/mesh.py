@@ -1,7 +1,7 @@
 """Several devices, each with its share of an agent's environments: JAX's own `shard_map`.
 
 A device walks its environments alone. What it learns from them is shared: the numbers of a
-loss are gathered, so that every formula sees the whole minibatch, and gradients are averaged.
+loss are gathered, so that every formula sees the whole minibatch, and gradients are added up.
 """
 
 import dataclasses

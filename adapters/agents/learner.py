@@ -263,7 +263,8 @@ def fit(
         samples: any tree of arrays `[N, ...]`; each device has its own.
         indices: which of them go into which minibatch.
         loss: `(network, minibatch) -> (loss, parts)`, of the whole minibatch: the loss gathers
-            what each device says of its part.
+            what each device says of its part, by `Devices.gather_for_loss`. A term that is not
+            made of gathered numbers would count once for each device.
         settings: numbers of the optimiser.
         devices: whose gradients are added up.
 

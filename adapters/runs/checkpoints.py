@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -80,9 +81,21 @@ class Checkpoints:
             about: what to write beside it, as JSON can say it.
 
         Raises:
-            OSError: it could not be written, or the one before; others are as they were.
+            OSError: it could not be written, or the one before, in spite of which this one is
+                being written; others are as they were.
         """
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._begin(iteration, arrays, score, about)
+
+    def _begin(
+        self,
+        iteration: int,
+        arrays: Mapping[str, Any],
+        score: float,
+        about: Mapping[str, Any] | None,
+    ) -> None:
         if iteration in self._manager.all_steps():
             return
         self._writing = iteration
@@ -96,6 +109,8 @@ class Checkpoints:
                 custom_metadata=dict(about or {}),
             )
         except Exception as error:
+            if not _is_of_storage(error):
+                raise
             raise self._failure(error) from error
 
     def is_writing(self) -> bool:
@@ -121,6 +136,8 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
+            if not _is_of_storage(error):
+                raise
             raise self._failure(error) from error
         self._writing = None
 
@@ -253,6 +270,11 @@ def _require_room(path: Path, size: int) -> None:
         raise OSError(
             f"{os.strerror(errno.ENOSPC)}: it takes up to {size:,} bytes, and {free:,} are free"
         )
+
+
+def _is_of_storage(error: Exception) -> bool:
+    # Orbax raises what its storage says as ValueError: "RESOURCE_EXHAUSTED: Error writing ...".
+    return isinstance(error, OSError) or re.match("[A-Z_]+: ", str(error)) is not None
 
 
 def _reason(error: BaseException) -> str:

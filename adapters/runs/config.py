@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..agents.agent import Agent
 from ..agents.alphazero import AlphaZeroConfig, AlphaZeroHyperparameters, make_alphazero
 from ..agents.ppo import PPOConfig, PPOHyperparameters, make_ppo
@@ -92,9 +94,14 @@ class RunConfig:
                 f"{name} cannot be varied within one program; choose of {', '.join(numbers)}, or "
                 "train several runs."
             )
-        if not values or len(set(values)) != len(values):
-            raise ValueError(f"{name} is to be varied over {list(values)}; give different values.")
+        trained = {np.float32(value) for value in values}
+        if not values or len(trained) != len(values):
+            raise ValueError(
+                f"{name} is to be varied over {list(values)}; give values that differ in float32."
+            )
         for value in values:
+            if value and not np.float32(value):
+                raise ValueError(f"{name} is {value}, which is 0 in float32; give a larger one.")
             dataclasses.replace(self.settings, **{name: value})
 
     @property

@@ -85,12 +85,12 @@ class RunFolder:
         Raises:
             OSError: they could not be written; the lines before them are whole.
         """
-        size = self.metrics_path.stat().st_size if self.metrics_path.is_file() else None
+        size = self.metrics_path.stat().st_size if self.metrics_path.is_file() else 0
         try:
             with self.metrics_path.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as error:
-            if size is not None:
+            if self.metrics_path.is_file():
                 os.truncate(self.metrics_path, size)
             raise OSError(
                 f"{self.metrics_path} could not be written ({error.strerror}); what was written "

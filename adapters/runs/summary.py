@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # Loads scipy.stats when it is first used: most commands need not wait for it.
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from .config import RunConfig
 from .folder import RunFolder
@@ -20,7 +20,7 @@ class Curves(NamedTuple):
 
     Attributes:
         setting: the varied settings, empty where nothing was varied.
-        broken: how many agents did not come to the last iteration.
+        arrived: whether an agent came to the last iteration; the others broke.
         steps: environment steps of each iteration.
         episodes: number of episodes that ended in it.
         returns: their mean return, in units of the rewards.
@@ -28,7 +28,7 @@ class Curves(NamedTuple):
     """
 
     setting: dict[str, Any]
-    broken: int
+    arrived: Bool[np.ndarray, " S"]
     steps: Int[np.ndarray, " I"]
     episodes: Int[np.ndarray, "S I"]
     returns: Float[np.ndarray, "S I"]
@@ -40,8 +40,8 @@ class Summary(NamedTuple):
 
     Attributes:
         setting: the varied settings.
-        seeds: how many agents ended an episode in the last tenth of training.
-        broken: how many did not: their numbers were not finite.
+        seeds: how many agents the means are over: they ended an episode in the last tenth.
+        broken: how many did not come to the end, for their numbers were not finite.
         last: mean over seeds of the last tenth of training.
         margin: half of its 95 % interval, by Student's t; NaN of one seed.
         iqm: interquartile mean of the same; NaN of fewer than five seeds.
@@ -88,8 +88,8 @@ def read_curves(folder: RunFolder) -> list[Curves]:
                 is_there[at], episodes[at] = True, row["episodes"]
                 if row["episodes"]:
                     returns[at], lengths[at] = row["mean_return"], row["mean_length"]
-        broken = int(np.sum(~is_there[:, -1:]))
-        curves.append(Curves(setting, broken, steps, episodes, returns, lengths))
+        arrived = np.all(is_there[:, -1:], axis=1)
+        curves.append(Curves(setting, arrived, steps, episodes, returns, lengths))
     return curves
 
 
@@ -106,15 +106,16 @@ def summarise(curves: Curves) -> Summary:
 
     Example:
         >>> returns = np.array([[0.0, 1.0], [0.0, 3.0]])
-        >>> curves = Curves({}, 0, np.arange(2), np.ones((2, 2), int), returns, returns)
+        >>> arrived, episodes = np.ones(2, bool), np.ones((2, 2), int)
+        >>> curves = Curves({}, arrived, np.arange(2), episodes, returns, returns)
         >>> summary = summarise(curves)
         >>> summary.last, summary.whole, round(summary.margin, 2)
         (2.0, 1.0, 12.71)
     """
     count = curves.returns.shape[1]
     last = _means(curves, slice(count - max(1, round(_LAST_PART * count)), count))
-    last = last[~np.isnan(last)]
-    whole = _means(curves, slice(None))
+    counted = curves.arrived & ~np.isnan(last)
+    last, whole = last[counted], _means(curves, slice(None))[counted]
     iqm, interval = float("nan"), (float("nan"), float("nan"))
     if len(last) >= _ENOUGH_SEEDS:
         iqm = _interquartile_mean(last)
@@ -125,12 +126,12 @@ def summarise(curves: Curves) -> Summary:
     return Summary(
         setting=curves.setting,
         seeds=len(last),
-        broken=curves.broken,
+        broken=int(np.sum(~curves.arrived)),
         last=float(np.mean(last)) if len(last) else float("nan"),
         margin=float(margins(last[:, None])[0]),
         iqm=float(iqm),
         iqm_interval=interval,
-        whole=float(np.nanmean(whole)) if len(last) else float("nan"),
+        whole=float(np.mean(whole)) if len(last) else float("nan"),
     )
 
 
@@ -146,7 +147,12 @@ def margins(values: Float[np.ndarray, "S I"]) -> Float[np.ndarray, " I"]:
 
 def describe_setting(setting: dict[str, Any]) -> str:
     """Such as `gamma 0.9, gae_lambda 1`."""
-    return ", ".join(f"{name} {value:g}" for name, value in setting.items())
+    return ", ".join(f"{name} {describe_value(value)}" for name, value in setting.items())
+
+
+def describe_value(value: float | int) -> str:
+    """All digits that a float32 has, or a whole number as it is."""
+    return str(value) if isinstance(value, int) else f"{value:.7g}"
 
 
 def _settings(members: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from .config import RunConfig, differences, versions
 from .curve import draw_curve
 from .folder import RunFolder, create_run_folder, next_free_path
 from .program import Program, make_program
+from .summary import describe_setting
 
 # A run that meets NaN again and again after it was set back is not to be helped.
 _MOST_SETBACKS = 10
@@ -41,7 +42,7 @@ class Safety:
     on_full_disk: Literal["stop", "go-on"] = "stop"
     """When a file cannot be written: stop, or go on and write later what can still be written."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what cannot work."""
         if not self.save_every >= 0:
             raise ValueError(f"save_every is {self.save_every}; give 0 seconds or more.")
@@ -131,6 +132,7 @@ def start(
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
         Preempted: SIGTERM; the same.
     """
+    safety.check()
     program = make_program(config)
 
     def create() -> str:
@@ -177,6 +179,7 @@ def resume(
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
         Preempted: SIGTERM; the same.
     """
+    safety.check()
     values = hosts.from_first(folder.read_config)
     if not any_versions:
         _require_versions(folder, values.get("versions", {}))
@@ -230,6 +233,10 @@ def load(folder: RunFolder, *, best: bool = False, member: int | None = None) ->
     if count > 1:
         chosen = best_member(folder, program.members) if member is None else member
         state = jax.tree.map(lambda x: x[chosen], state)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
+            raise ValueError(
+                f"member {chosen} broke: its parameters are not finite; choose another one."
+            )
     return Loaded(config, program.environment, program.agent, state)
 
 
@@ -292,7 +299,9 @@ def _require_same(
     folder: RunFolder, config: RunConfig, iteration: int, about: dict[str, Any]
 ) -> None:
     here = config.to_dict()
-    changed = differences(here, about.get("config", here))
+    # Read and written again, it has the settings that are newer than it, as config.toml does.
+    there = RunConfig.from_dict(about["config"]).to_dict() if "config" in about else here
+    changed = differences(here, there)
     if changed:
         raise ValueError(
             f"the checkpoint of iteration {iteration} in {folder.path} is of another "
@@ -335,7 +344,8 @@ class _Training:
         self.iterations = math.ceil(config.steps / program.agent.steps_per_iteration)
         self.score = -math.inf
         self.left_behind: set[int] = set()
-        self.setbacks = 0
+        # How often the run was set back, and before which iteration.
+        self.setbacks, self.broke_in = 0, 0
         # Of several processes the first one has what follows.
         self.checkpoints: Checkpoints | None = None
         self.unwritten: list[dict[str, Any]] = []
@@ -343,16 +353,28 @@ class _Training:
 
     def run(self, state: Any) -> None:
         """Train from a state to the end, or to what stops it."""
-        if hosts.is_first():
-            self.checkpoints = Checkpoints(self.folder.checkpoints_path, keep=self.safety.keep)
-            known = [row["mean_return"] for row in self.folder.read_metrics()]
-            self.score = next((x for x in reversed(known) if x is not None), -math.inf)
+        self.left_behind = set(hosts.from_first(self._open))
         try:
             with _signals() as received:
                 self._loop(state, received)
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
+
+    def _open(self) -> list[int]:
+        """Make ready to write; gives the agents that were left behind before."""
+        self.checkpoints = Checkpoints(self.folder.checkpoints_path, keep=self.safety.keep)
+        rows = self.folder.read_metrics()
+        known = [row for row in rows if row["mean_return"] is not None]
+        if known:
+            last = [row for row in known if row["iteration"] == known[-1]["iteration"]]
+            self.score = _mean_row(last)["mean_return"]
+        members = self.program.members
+        if not rows or len(members) == 1:
+            return []
+        there = [row for row in rows if row["iteration"] == rows[-1]["iteration"]]
+        arrived = [{name: row[name] for name in members[0]} for row in there]
+        return [number for number, member in enumerate(members) if member not in arrived]
 
     def _loop(self, state: Any, received: Callable[[], int]) -> None:
         first = iteration = _iteration(state)
@@ -370,6 +392,8 @@ class _Training:
                 began = time.monotonic()
                 continue
             iteration += 1
+            if iteration >= self.broke_in:
+                self.setbacks = 0
             now = time.monotonic()
             speed = self.program.agent.steps_per_iteration * len(rows) / (now - before)
             times = {"seconds": round(now - began, 3), "steps_per_second": round(speed)}
@@ -383,7 +407,7 @@ class _Training:
             if word.save or word.signal or iteration == self.iterations:
                 self._save(iteration, state)
                 saved = time.monotonic()
-            if word.signal:
+            if word.signal and not (word.signal == signal.SIGTERM and iteration == self.iterations):
                 self._finish(iteration)
                 raise self._stop(word.signal, iteration)
         self._finish(iteration)
@@ -422,7 +446,7 @@ class _Training:
             return False
         for number, what in broken.items():
             self.left_behind.add(number)
-            who = " ".join(f"{k} {v:g}" for k, v in self.program.members[number].items())
+            who = describe_setting(self.program.members[number])
             _say(f"the agent of {who} is left behind: in iteration {iteration} {what}.")
         return True
 
@@ -442,12 +466,15 @@ class _Training:
             if iterations
             else "no state was saved before."
         )
-        if self.safety.on_nan == "stop" or len(self.program.members) > 1:
+        if len(self.program.members) > 1:
+            raise ValueError(f"{fault} A smaller learning rate often helps.")
+        if self.safety.on_nan == "stop":
             raise ValueError(
                 f"{fault} A smaller learning rate often helps; --on-nan skip goes on from the last "
                 "state with other random numbers."
             )
         self.setbacks += 1
+        self.broke_in = iteration
         if self.setbacks > _MOST_SETBACKS:
             raise ValueError(f"{fault} It was set back {_MOST_SETBACKS} times, in vain.")
         state = _restore(self.folder, self.config, self.program)
@@ -467,7 +494,12 @@ class _Training:
         self._try(self.checkpoints.is_writing)
         if progress.row["mean_return"] is not None:
             self.score = progress.row["mean_return"]
-        self.report(progress)
+        try:
+            self.report(progress)
+        except Exception as error:
+            if jax.process_count() == 1:
+                raise
+            self.fault = f"the progress could not be shown ({error})."  # The others are to know.
 
     def _write_metrics(self) -> None:
         self.folder.append_metrics(*self.unwritten)
@@ -497,17 +529,19 @@ class _Training:
             if self.checkpoints is None:
                 return
             self._write_metrics()
-            self.checkpoints.wait()
+            self._try(self.checkpoints.wait)
             if iteration not in self.checkpoints.iterations():
                 raise OSError(
-                    f"the state of iteration {iteration}, the last one, is not saved; make room, "
-                    f"then go on with `vernal resume {self.folder.path}`."
+                    self.fault
+                    or f"the state of iteration {iteration}, the last one, is not saved; make "
+                    f"room, then go on with `vernal resume {self.folder.path}`."
                 )
             if any(row["episodes"] for row in self.folder.read_metrics()):
-                draw_curve([self.folder], self.folder.curve_path)
+                try:
+                    draw_curve([self.folder], self.folder.curve_path)
+                except OSError as error:
+                    _say(f"the curve could not be drawn ({error}).")
 
-        if self.fault:
-            raise OSError(self.fault)
         hosts.from_first(finish)
 
     def _stop(self, number: int, iteration: int) -> KeyboardInterrupt:
@@ -551,7 +585,10 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """Remember the first Ctrl-C or SIGTERM, to answer it between iterations; a second one acts."""
+    """Remember Ctrl-C or SIGTERM, to answer it between iterations; a second Ctrl-C acts at once.
+
+    A second SIGTERM does not: clusters send it to a job and to its steps.
+    """
     numbers = (signal.SIGINT, signal.SIGTERM)
     received = [0]
     if threading.current_thread() is not threading.main_thread():
@@ -565,7 +602,7 @@ def _signals() -> Iterator[Callable[[], int]]:
 
     def remember(number: int, _: Any) -> None:
         received[0] = number
-        restore()
+        signal.signal(signal.SIGINT, previous[signal.SIGINT])
 
     for number in numbers:
         signal.signal(number, remember)

@@ -71,6 +71,8 @@ def test_train_evaluate_watch_plot(vernal, tmp_path):
         ("train ppo maze-easy --gamma -0.5", "gamma is -0.5; give a number from 0 to 1"),
         ("train ppo maze-easy --envs 0", "envs is 0; give at least 1"),
         ("train ppo maze-easy --steps 0", "steps is 0; give at least 1"),
+        ("train ppo maze-easy --keep 0", "keep is 0; give at least 1 checkpoint"),
+        ("train ppo maze-easy --save-every -1", "save_every is -1.0; give 0 seconds or more"),
         ("train ppo maze-easy --seed -1", "seed is -1; give a number from 0"),
         ("train ppo maze-easy --seed 99999999999999999999", "give a number from 0 to"),
         ("watch nowhere --frames-per-second 0", "frames_per_second is 0; give at least 1"),

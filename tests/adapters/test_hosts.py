@@ -32,14 +32,9 @@ def rows_of(folder):
 
 
 @pytest.fixture(scope="module")
-def launch_two(tmp_path_factory):
+def launch_two():
     """Start the command twice; both know of each other."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-    }
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 
     def start(*words):
         with socket.socket() as free:
@@ -132,6 +127,8 @@ def test_fault_of_the_first_process_is_told_to_the_other(launch_two, tmp_path):
             r"process is 2 of 2; give a number from 0 to 1",
         ),
         (["--coordinator", "auto"], r"could not be joined by auto"),
+        (["--coordinator", "auto", "--processes", "2"], r"auto asks the cluster; leave"),
+        (["--processes", "2", "--process", "0"], r"find each other by --coordinator"),
     ],
 )
 def test_processes_that_cannot_be_joined_are_refused(words, sentence, capsys):

@@ -53,7 +53,8 @@ def test_curves_are_the_metrics_by_setting_and_seed(sweep):
     assert np.isnan(first.returns[:, 0]).all()
     assert np.isnan(second.returns[4, 10:]).all()
     np.testing.assert_array_equal(first.steps, 8 * np.arange(1, 21))
-    assert (first.broken, second.broken) == (0, 1)
+    assert first.arrived.tolist() == [True] * 5
+    assert second.arrived.tolist() == [True] * 4 + [False]
 
 
 def test_summary_is_that_of_scipy(sweep):
@@ -72,12 +73,16 @@ def test_seeds_that_broke_are_counted_and_left_out(sweep):
     summary = summarise(read_curves(sweep)[1])
     assert (summary.seeds, summary.broken) == (4, 1)
     np.testing.assert_allclose(summary.last, np.mean([value(0.99, s, 19.5) for s in range(3, 7)]))
+    whole = [value(0.99, seed, 11) for seed in range(3, 7)]
+    np.testing.assert_allclose(summary.whole, np.mean(whole))
     assert np.isnan(summary.iqm)
 
 
 def test_one_seed_has_no_interval(sweep):
     curves = read_curves(sweep)[0]
-    alone = curves._replace(returns=curves.returns[:1], episodes=curves.episodes[:1])
+    alone = curves._replace(
+        arrived=curves.arrived[:1], returns=curves.returns[:1], episodes=curves.episodes[:1]
+    )
     assert np.isnan(summarise(alone).margin)
 
 
@@ -118,7 +123,9 @@ def test_best_member_is_taken_from_the_last_returns(sweep):
             {"vary": {"envs": [8.0, 16.0]}},
             r"envs cannot be varied within one program; choose of learn",
         ),
-        ({"vary": {"gamma": [0.9, 0.9]}}, r"gamma is to be varied over \[0.9, 0.9\]; give diff"),
+        ({"vary": {"gamma": [0.9, 0.9]}}, r"gamma is to be varied over \[0.9, 0.9\]; give val"),
+        ({"vary": {"gamma": [0.9, 0.9 + 1e-9]}}, r"give values that differ in float32"),
+        ({"vary": {"learning_rate": [1e-60]}}, r"learning_rate is 1e-60, which is 0 in float32"),
         ({"vary": {"gamma": []}}, r"gamma is to be varied over \[\]"),
         ({"vary": {"gamma": [0.9, 1.5]}}, r"gamma is 1.5; give a number from 0 to 1"),
         ({"seeds": 0}, r"seeds is 0; give at least 1"),

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from vernal.adapters.agents.alphazero import AlphaZeroConfig
@@ -76,15 +77,9 @@ LIFE = """
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory):
-    """Start or resume a run in a process of its own; compiled programs are kept for the next."""
-    cache = tmp_path_factory.mktemp("compiled")
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+def live():
+    """Start or resume a run in a process of its own."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
     def start(path, iterations):
         command = [sys.executable, "-c", textwrap.dedent(LIFE), str(path), str(iterations * STEPS)]
@@ -96,7 +91,7 @@ def live(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(live, tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "undisturbed"
-    _, errors = (process := live(path, 100)).communicate()
+    _, errors = (process := live(path, 60)).communicate()
     assert process.returncode == 0, errors
     return path
 
@@ -113,7 +108,7 @@ def test_run_killed_at_any_moment_goes_on_as_if_it_had_not_been(chain, live, und
     folder = RunFolder(path)
     for kill in range(KILLS):
         before = len(folder.read_metrics())
-        process = live(path, 100)
+        process = live(path, 60)
         lines = max(1, before - 2) + moments.randrange(1, 8)
         wait_until(lambda lines=lines: len(folder.read_metrics()) >= lines, process)
         if kill % 2:
@@ -123,7 +118,7 @@ def test_run_killed_at_any_moment_goes_on_as_if_it_had_not_been(chain, live, und
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    process = live(path, 100)
+    process = live(path, 60)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert_same_run(path, undisturbed)
@@ -151,6 +146,22 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path):
     assert_same_run(path, whole)
 
 
+def test_second_sigterm_does_not_keep_the_first_from_saving(tmp_path):
+    def stop_twice(progress):
+        del progress
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Preempted, match="after iteration 1, whose state is saved"):
+        training.start(CONFIG, tmp_path / "run", stop_twice)
+    assert int(training.load(RunFolder(tmp_path / "run")).state.iteration) == 1
+
+
+def test_sigterm_in_the_last_iteration_leaves_nothing_to_try_again(tmp_path):
+    folder = training.start(CONFIG, tmp_path / "run", stop_in(4))
+    assert int(training.load(folder).state.iteration) == 4
+
+
 def test_sigterm_has_an_exit_code_of_its_own(tmp_path, monkeypatch, capsys):
     def preempted(*_, **__):
         raise Preempted("stopped after iteration 2, whose state is saved.")
@@ -169,6 +180,16 @@ def test_alphazero_with_its_replay_resumes_bit_for_bit(tmp_path):
     config = dataclasses.replace(CONFIG, agent="alphazero", settings=settings, steps=4 * 16)
     with pytest.raises(KeyboardInterrupt):
         training.start(config, tmp_path / "run", stop_in(3))
+    training.resume(RunFolder(tmp_path / "run"), ignore)
+    training.start(config, tmp_path / "whole", ignore)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", [{"devices": 2}, {"seeds": 2, "devices": 2}], ids=str)
+def test_many_devices_and_agents_resume_bit_for_bit(change, tmp_path):
+    config = dataclasses.replace(CONFIG, **change)
+    with pytest.raises(Preempted):
+        training.start(config, tmp_path / "run", stop_in(2))
     training.resume(RunFolder(tmp_path / "run"), ignore)
     training.start(config, tmp_path / "whole", ignore)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
@@ -252,6 +273,24 @@ def test_full_disk_is_lived_with_by_a_flag(tmp_path, capsys, monkeypatch):
     training.resume(folder, ignore)
     training.start(CONFIG, tmp_path / "whole", ignore)
     assert_same_run(folder.path, tmp_path / "whole")
+
+
+def test_checkpoint_is_written_although_the_one_before_was_not(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    real, faults = ocp.CheckpointManager.wait_until_finished, ["No space left on device"]
+
+    def fail_once(manager):
+        real(manager)
+        if faults:
+            raise ValueError(f"RESOURCE_EXHAUSTED: Error writing: {faults.pop()}")
+
+    checkpoints.save(1, {"x": np.ones(1)}, 0.0)
+    monkeypatch.setattr(ocp.CheckpointManager, "wait_until_finished", fail_once)
+    with pytest.raises(OSError, match="checkpoint of iteration 1 could not be written"):
+        checkpoints.save(2, {"x": np.ones(1)}, 0.0)
+    checkpoints.wait()
+    assert 2 in checkpoints.iterations()
+    checkpoints.close()
 
 
 def test_metrics_that_find_no_room_are_written_later(tmp_path, capsys):
@@ -356,10 +395,20 @@ def test_agent_that_breaks_is_left_behind(tmp_path, capsys):
     rates = [1e-3, 1e38]
     config = dataclasses.replace(CONFIG, vary={"learning_rate": rates})
     folder = training.start(config, tmp_path / "run", ignore)
-    assert "learning_rate 1e+38 seed 0 is left behind: in iteration 1" in capsys.readouterr().err
+    assert "learning_rate 1e+38, seed 0 is left behind: in iteration 1" in capsys.readouterr().err
     assert [row["learning_rate"] for row in folder.read_metrics()] == [1e-3] * 4
     loaded = training.load(folder)
     assert float(loaded.state.hyperparameters.learning_rate) == np.float32(1e-3)
+    with pytest.raises(ValueError, match="member 1 broke: its parameters are not finite"):
+        training.load(folder, member=1)
+    training.resume(folder, ignore, steps=6 * STEPS)
+    assert capsys.readouterr().err == ""
+    assert [row["iteration"] for row in folder.read_metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_settings_that_are_newer_than_a_run_do_not_keep_it_from_going_on(run_copy):
+    edit_config(run_copy, "normalise_advantages = false\n", "")
+    training.resume(run_copy, ignore, steps=3 * STEPS)
 
 
 def test_metrics_before_a_setback_are_set_aside(tmp_path):
