@@ -14,8 +14,9 @@ class Agent(NamedTuple):
     """An agent as pure functions; `jit`, `vmap` and `scan` apply to each.
 
     Attributes:
-        init: `(key, hyperparameters) -> state`. The state holds arrays only: parameters,
-            optimiser, environments, keys, and every number that may be swept.
+        init: `(key, hyperparameters) -> state`. The state is a `NamedTuple` of arrays only, with
+            the fields `params`, `key`, `iteration` and `hyperparameters` (every number that may
+            be swept), and whatever else the next iteration needs.
         step: `state -> (state, metrics)`: one iteration, collect and learn.
         act: `(state, key, observation) -> action`: one environment's action for one
             observation, sampled; its most probable one where `key` is `None`.

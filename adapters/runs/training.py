@@ -313,7 +313,6 @@ def _place(arrays: dict[str, Any], program: Program) -> Any:
     """Make a state of arrays, each on the devices where the program has it."""
     if program.shardings is None:
         return as_state(arrays, program.shapes)
-
     placed = {}
     for path, sharding in jax.tree.leaves_with_path(program.shardings):
         array = np.asarray(arrays[jax.tree_util.keystr(path)])
