@@ -14,7 +14,7 @@ from vernal.adapters.registry import make_environment
 def main(iterations: int = 10) -> None:
     """Train all of them and print each one's last mean return."""
     environment = make_environment("maze-easy")
-    config = PPOConfig(rollout_steps=256)
+    config = PPOConfig(envs=16, rollout_steps=256)
     agent = make_ppo(environment, make_default_network(environment), config)
 
     keys = jax.random.split(jax.random.key(0), 4)

@@ -91,6 +91,8 @@ def assert_trees_close(tree, other):
 
 # For what would take longer to compile than to run.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# For what runs longer than it compiles: as users have it.
+fast_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 
 
 @functools.cache

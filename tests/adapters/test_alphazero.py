@@ -24,7 +24,7 @@ from vernal.adapters.evaluation import play
 from vernal.adapters.networks import make_spec_network
 from vernal.core import mask_logits
 
-from .environments_for_tests import CountingEnvironment, make_once, quick_jit
+from .environments_for_tests import CountingEnvironment, fast_jit, make_once, quick_jit
 
 KEY = jax.random.key(0)
 SMALL = AlphaZeroConfig(
@@ -137,10 +137,9 @@ def test_size_of_the_rewards_changes_nothing():
 
     def train(environment):
         agent = make_alphazero(environment, make_spec_network(environment), SMALL)
-        state = agent.init(KEY, agent.hyperparameters)
+        init, step = quick_jit(agent.init), quick_jit(agent.step)
         # The first iteration does not know the size yet.
-        states = [state := quick_jit(agent.step)(state)[0] for _ in range(2)]
-        return states[-1].params
+        return step(step(init(KEY, agent.hyperparameters))[0])[0].params
 
     for a, b in zip(*(jax.tree.leaves(train(e)) for e in (Scaled(), Large())), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -188,9 +187,9 @@ def test_actions_of_the_network_alone_are_legal_ones():
 def test_alphazero_learns_the_easy_maze():
     environment = make_once("maze-easy")
     agent = make_alphazero(environment, make_spec_network(environment))
-    step = jax.jit(agent.step, donate_argnums=0)
+    step = fast_jit(agent.step)
     state = jax.jit(agent.init)(KEY, agent.hyperparameters)
-    for _ in range(25):
+    for _ in range(10):
         state, _ = step(state)
     outcome = jax.jit(
         lambda: play(environment, lambda _, seen: agent.act(state, None, seen), KEY, 4)
