@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core._arrays import where
 
-from .mesh import keys_by_index
+from .mesh import keys_by_index, lay_out
 
 # Longer queues make larger batches, which are cheaper an episode; past 16 the gain is small.
 _MOST_EPISODES = 16
@@ -222,8 +222,8 @@ class EnvState(NamedTuple):
     @classmethod
     def split_along(cls, axis: str | None) -> Any:
         """`PartitionSpec`s by which the copies are spread along an axis of a mesh."""
-        every_copy: dict[str, Any] = dict.fromkeys(cls._fields, PartitionSpec(axis))
-        return cls(**{**every_copy, "key": PartitionSpec()})
+        copies = {name: PartitionSpec(axis) for name in cls._fields if name != "key"}
+        return lay_out(cls, **copies)
 
 
 class Transition(NamedTuple):

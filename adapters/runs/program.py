@@ -128,9 +128,10 @@ def _several(agent: Agent, devices: Devices, at_once: int) -> _Functions:
 
     def each(function: Callable[..., Any]) -> Callable[..., Any]:
         """Of every agent: `at_once` of them side by side, by `vmap`, and the next ones then."""
-        if at_once == 1:
-            return lambda *stacked: jax.lax.map(lambda own: function(*own), stacked)
-        return lambda *stacked: jax.lax.map(lambda own: function(*own), stacked, batch_size=at_once)
+        batch_size = None if at_once == 1 else at_once
+        return lambda *stacked: jax.lax.map(
+            lambda own: function(*own), stacked, batch_size=batch_size
+        )
 
     def step(state: Any) -> tuple[Any, Any, Any]:
         state, metrics, healthy = each(one.step)(state)
