@@ -6,16 +6,22 @@ terminal state), and `next_values[t]` is V of the state it arrived in, read befo
 automatic reset. `resets[t]` is true where row `t + 1` starts a new episode, be it after
 a terminal state or after a time limit. A rollout may end anywhere: its last row always
 bootstraps from `next_values`.
+
+What has weight 0 counts for nothing, in values and in gradients, even if it is NaN or infinite:
+what lies behind a discount of 0, behind a reset, or behind a horizon that `lambda_` rules out.
+Half precision is computed in float32 and rounded at the end.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
 
+from ._arrays import power_of_two, weigh, widen
 from ._checks import checked
-from ._ratios import importance_ratios
+from ._ratios import bound_log_ratios
 
 
 @checked
@@ -62,9 +68,11 @@ def gae(
         >>> gae(one, one, 0 * one, 0 * one, no, lambda_=1.0).tolist()
         [2.0, 1.0]
     """
-    deltas = rewards + discounts * next_values - values
+    dtype = jnp.result_type(rewards, discounts, values, next_values)
+    rewards, discounts, values, next_values = map(widen, (rewards, discounts, values, next_values))
+    deltas = rewards + weigh(discounts, next_values) - values
     decays = jnp.where(resets, 0, discounts * _like(rewards, lambda_))
-    return _sum_backwards(deltas, decays)
+    return _sum_backwards(deltas, decays).astype(dtype)
 
 
 @checked
@@ -104,10 +112,12 @@ def lambda_returns(
         >>> lambda_returns(one, one, 4 * one, no, lambda_=0.5).tolist()
         [5.5, 5.0]
     """
+    dtype = jnp.result_type(rewards, discounts, next_values)
+    rewards, discounts, next_values = map(widen, (rewards, discounts, next_values))
     lambda_ = _like(rewards, lambda_)
     cut = resets.at[-1:].set(True)
-    terms = rewards + discounts * jnp.where(cut, 1, 1 - lambda_) * next_values
-    return _sum_backwards(terms, jnp.where(cut, 0, discounts * lambda_))
+    terms = rewards + weigh(discounts * jnp.where(cut, 1, 1 - lambda_), next_values)
+    return _sum_backwards(terms, jnp.where(cut, 0, discounts * lambda_)).astype(dtype)
 
 
 @checked
@@ -189,10 +199,12 @@ def n_step_returns(
     if n < 1:
         raise ValueError(f"n_step_returns(): n is {n}, but at least one step is needed.")
     _require_steps(rewards)
+    dtype = jnp.result_type(rewards, discounts, next_values)
+    rewards, discounts, next_values = map(widen, (rewards, discounts, next_values))
     cut = resets.at[-1:].set(True)
-    one_step = rewards + discounts * next_values
+    one_step = rewards + weigh(discounts, next_values)
     carry = (one_step, rewards, discounts, next_values, cut)
-    return jax.lax.fori_loop(1, min(n, len(rewards)), _lengthen, carry)[0]
+    return jax.lax.fori_loop(1, min(n, len(rewards)), _lengthen, carry)[0].astype(dtype)
 
 
 class VTrace(NamedTuple):
@@ -261,20 +273,20 @@ def vtrace(
         >>> on_policy.targets.tolist()
         [2.0, 1.0]
     """
-    ratios = importance_ratios(log_ratios)
+    dtype = jnp.result_type(rewards, discounts, values, next_values, log_ratios)
+    rewards, discounts, values, next_values = map(widen, (rewards, discounts, values, next_values))
+    ratios = jnp.exp(bound_log_ratios(widen(log_ratios), log_ratios.dtype))
     lambda_ = _like(rewards, lambda_)
     traces = lambda_ * jnp.minimum(_like(rewards, c_clip), ratios)
-    deltas = rewards + discounts * next_values - values
+    deltas = rewards + weigh(discounts, next_values) - values
     weighted = jnp.minimum(_like(rewards, rho_clip), ratios) * deltas
     errors = _sum_backwards(weighted, jnp.where(resets, 0, discounts * traces))
     # The next state's target minus its value; nothing is known beyond a cut.
     next_errors = jnp.where(resets.at[-1:].set(True), 0, jnp.roll(errors, -1, axis=0))
-    next_targets = next_values + lambda_ * next_errors
-    advantages = rewards + discounts * next_targets - values
-    return VTrace(
-        targets=values + errors,
-        advantages=jnp.minimum(_like(rewards, advantage_rho_clip), ratios) * advantages,
-    )
+    next_targets = next_values + weigh(lambda_, next_errors)
+    advantages = rewards + weigh(discounts, next_targets) - values
+    advantages = jnp.minimum(_like(rewards, advantage_rho_clip), ratios) * advantages
+    return VTrace((values + errors).astype(dtype), advantages.astype(dtype))
 
 
 @checked
@@ -310,15 +322,27 @@ def normalise(
     """
     if where is None:
         where = jnp.ones(values.shape, bool)
-    wide = values.astype(jnp.promote_types(values.dtype, jnp.float32))
-    # Seen from one of them, equal values are exactly 0; from their rounded mean they are not.
-    origin = jnp.max(wide, where=where, initial=-jnp.inf)
-    shifted = jnp.where(where, wide - jax.lax.stop_gradient(origin), 0)
+    unit, shifted = _from_the_largest(widen(values), where)
     centred = jnp.where(where, shifted - jnp.mean(shifted, where=where), 0)
     variance = jnp.mean(centred**2, where=where)
     # The root's slope at 0 is infinite: its gradient would be NaN.
-    std = jnp.sqrt(jnp.where(variance > 0, variance, 1)) * (variance > 0)
-    return (centred / (std + epsilon)).astype(values.dtype)
+    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
+    divisor = (unit * std + epsilon) / unit
+    return (centred / jnp.where(divisor > 0, divisor, 1)).astype(values.dtype)
+
+
+@functools.partial(jax.jit, inline=True)
+def _from_the_largest(
+    values: Float[Array, " *shape"], where: Bool[Array, " *shape"]
+) -> tuple[Float[Array, ""], Float[Array, " *shape"]]:
+    """Values in a unit of their own size, less the largest; and that unit.
+
+    The squares of the largest and of the smallest numbers fit, and equal ones are exactly 0:
+    seen from their rounded mean they would not be.
+    """
+    unit = power_of_two(jnp.max(jnp.abs(values), where=where, initial=0))
+    largest = jax.lax.stop_gradient(jnp.max(values, where=where, initial=-jnp.inf))
+    return unit, jnp.where(where, values * (1 / unit) - largest * (1 / unit), 0)
 
 
 def _like(array: Array, scalar: ScalarLike) -> Array:
@@ -341,12 +365,13 @@ def _sum_backwards(
     """
     _require_steps(terms)
     # Loop bodies are module-level functions: a closure would be compiled at each eager call.
-    return jax.lax.scan(_backup, jnp.zeros_like(terms[0]), (terms, decays), reverse=True)[1]
+    nothing = jnp.zeros_like(jax.lax.index_in_dim(terms, 0, keepdims=False))
+    return jax.lax.scan(_backup, nothing, (terms, decays), reverse=True)[1]
 
 
 def _backup(later: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
     term, decay = step
-    total = term + decay * later
+    total = term + weigh(decay, later)
     return total, total
 
 
@@ -356,4 +381,4 @@ _Carry = tuple[Array, Array, Array, Array, Array]
 def _lengthen(_: ScalarLike, carry: _Carry) -> _Carry:
     shorter, rewards, discounts, next_values, cut = carry
     later = jnp.where(cut, next_values, jnp.roll(shorter, -1, axis=0))
-    return rewards + discounts * later, rewards, discounts, next_values, cut
+    return rewards + weigh(discounts, later), rewards, discounts, next_values, cut

@@ -113,6 +113,25 @@ def check_values(where: str, values: dict[str, tuple[Any, Any]]) -> None:
                 raise TypeError(_explain(where, value, flat))
 
 
+def require_samples(where: str, count: int) -> None:
+    """Refuse a batch of no sample: its mean would be NaN.
+
+    Args:
+        where: the function's name, as `ppo_loss()`.
+        count: number of samples.
+
+    Raises:
+        ValueError: with one sentence.
+
+    Example:
+        >>> require_samples("ppo_loss()", 0)
+        Traceback (most recent call last):
+        ValueError: ppo_loss(): the batch has no sample; give at least one.
+    """
+    if count == 0:
+        raise ValueError(f"{where}: the batch has no sample; give at least one.")
+
+
 def check_embedding(where: str, arrived: Any, left: Any) -> None:
     """Check that a model's step leads to a state like the one it left.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from ._arrays import widen
+from ._arrays import bound, widen
 from ._checks import checked
 
 
@@ -32,24 +32,29 @@ class Categorical(NamedTuple):
     @checked
     def sample(self, key: PRNGKeyArray) -> Integer[Array, " *batch"]:
         """One action per row; the key is consumed."""
-        return jax.random.categorical(key, _log_probs(self.logits))
+        return jax.random.categorical(key, log_softmax(self.logits))
 
     @checked
     def log_prob(self, actions: Integer[Array, " *batch"]) -> Float[Array, " *batch"]:
-        """Log-probability of each action, in nats; hugely negative for an illegal one."""
-        log_probs = _log_probs(self.logits)
-        return jnp.take_along_axis(log_probs, actions[..., None], axis=-1)[..., 0]
+        """Log-probability of each action, in nats; hugely negative for an illegal one.
+
+        NaN for one that does not exist: below 0 (a padding mark, say), or beyond the last.
+        """
+        indices = jnp.expand_dims(actions, -1)
+        chosen = jnp.take_along_axis(log_softmax(self.logits), indices, axis=-1, mode="fill")
+        # As an index, a negative one would count from the last.
+        return jnp.where(actions < 0, jnp.nan, jnp.squeeze(chosen, -1))
 
     @checked
     def entropy(self) -> Float[Array, " *batch"]:
         """Entropy in nats: between 0 and the log of the number of legal actions."""
-        log_probs = _log_probs(self.logits)
+        log_probs = log_softmax(self.logits)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     @checked
     def kl(self, other: "Categorical") -> Float[Array, " *batch"]:
         """Divergence KL(self || other) in nats."""
-        log_probs, other_log_probs = _log_probs(self.logits), _log_probs(other.logits)
+        log_probs, other_log_probs = log_softmax(self.logits), log_softmax(other.logits)
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
 
     @checked
@@ -80,8 +85,9 @@ class FactorisedCategorical(NamedTuple):
 
     @checked
     def log_prob(self, actions: Integer[Array, " *batch H"]) -> Float[Array, " *batch"]:
-        """Joint log-probability of the heads' actions, in nats."""
-        return jnp.sum(Categorical(self.logits).log_prob(actions), axis=-1)
+        """Joint log-probability of the heads' actions, in nats; NaN if one does not exist."""
+        total = jnp.sum(Categorical(self.logits).log_prob(actions), axis=-1)
+        return jnp.maximum(total, jnp.finfo(total.dtype).min)
 
     @checked
     def entropy(self) -> Float[Array, " *batch"]:
@@ -91,7 +97,8 @@ class FactorisedCategorical(NamedTuple):
     @checked
     def kl(self, other: "FactorisedCategorical") -> Float[Array, " *batch"]:
         """Joint divergence KL(self || other) in nats."""
-        return jnp.sum(Categorical(self.logits).kl(Categorical(other.logits)), axis=-1)
+        total = jnp.sum(Categorical(self.logits).kl(Categorical(other.logits)), axis=-1)
+        return jnp.minimum(total, jnp.finfo(total.dtype).max)
 
     @checked
     def mode(self) -> Integer[Array, " *batch H"]:
@@ -123,11 +130,15 @@ class SquashedNormal(NamedTuple):
 
     @checked
     def log_prob(self, actions: Float[Array, " *batch D"]) -> Float[Array, " *batch"]:
-        """Log-density of each action, in nats; one at a bound is moved just inside."""
+        """Log-density of each action, in nats; one at a bound is moved just inside.
+
+        NaN for one beyond the bounds.
+        """
         edge = 1 - jnp.finfo(actions.dtype).eps
         unsquashed = jnp.arctanh(widen(jnp.clip(actions, -edge, edge)))
         normal = jax.scipy.stats.norm.logpdf(unsquashed, widen(self.means), widen(self.stds))
-        return jnp.sum(normal - _log_tanh_slope(unsquashed), axis=-1)
+        densities = jnp.where(jnp.abs(actions) > 1, jnp.nan, normal - _log_tanh_slope(unsquashed))
+        return jnp.sum(densities, axis=-1)
 
     @checked
     def entropy(self) -> Float[Array, " *batch"]:
@@ -156,11 +167,19 @@ class SquashedNormal(NamedTuple):
         return jnp.tanh(self.means)
 
 
-def _log_probs(logits: Float[Array, " *batch A"]) -> Float[Array, " *batch A"]:
-    logits = widen(logits)
+def log_softmax(logits: Float[Array, " *batch A"]) -> Float[Array, " *batch A"]:
+    """Log-probabilities, finite for all logits but NaN and plus infinity, of which they are NaN.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bool(jnp.isfinite(log_softmax(jnp.array([0.0, -jnp.inf]))).all())
+        True
+    """
     # The floor turns a caller's own -inf into a finite number, so that 0 * log 0 is 0; half
     # of the lowest leaves room for the subtraction inside the softmax.
-    return jax.nn.log_softmax(jnp.maximum(logits, jnp.finfo(logits.dtype).min / 2))
+    logits = widen(logits)
+    bounded = jnp.where(logits == jnp.inf, jnp.nan, bound(logits, logits.dtype))
+    return jax.nn.log_softmax(bounded)
 
 
 def _log_tanh_slope(x: Float[Array, " *batch"]) -> Float[Array, " *batch"]:

@@ -1,14 +1,22 @@
-"""Losses: pure functions of arrays. Networks, optimisers and rollouts stay outside."""
+"""Losses: pure functions of arrays. Networks, optimisers and rollouts stay outside.
 
-from typing import NamedTuple
+All are computed and given in float32 at least. Whatever finite data they are of, they, their
+parts and their gradients are finite: a ratio, a surrogate or a squared error that float32 (or
+the data's dtype, if narrower) does not hold counts as the end of what it holds, without gradient.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, ScalarLike
+from jaxtyping import Array, Bool, Float, ScalarLike
 
-from ._checks import checked
-from ._distributions import Categorical
-from ._ratios import importance_ratios
+from ._arrays import bound, mean, power_of_two, widen
+from ._checks import checked, require_samples
+from ._distributions import Categorical, log_softmax
+from ._ratios import bound_log_ratios
 
 
 class PPOLossParts(NamedTuple):
@@ -72,11 +80,14 @@ def ppo_loss(
         value_clip_epsilon: see `value_loss`; no clipping by default.
 
     Returns:
-        The scalar to minimise and a `PPOLossParts`.
+        The scalar to minimise and a `PPOLossParts`, in float32 at least. Both and their gradients
+        are finite for all finite data: a ratio, a surrogate or a squared error too large for its
+        dtype counts as the largest that fits, and has no gradient.
 
     Raises:
         TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
-        ValueError: only one of `old_values` and `value_clip_epsilon` is given.
+        ValueError: only one of `old_values` and `value_clip_epsilon` is given, or there is no
+            sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,21 +99,25 @@ def ppo_loss(
         >>> parts.clip_fraction.item()
         1.0
     """
-    log_ratios = log_probs - old_log_probs
-    ratios = importance_ratios(log_ratios)
+    require_samples("ppo_loss()", log_probs.size)
+    dtype = log_probs.dtype
+    log_ratios = bound_log_ratios(widen(log_probs) - widen(old_log_probs), dtype)
+    ratios, advantages = jnp.exp(log_ratios), widen(advantages)
     clipped = jnp.clip(ratios, 1 - clip_epsilon, 1 + clip_epsilon)
-    policy = -jnp.mean(jnp.minimum(ratios * advantages, clipped * advantages))
+    surrogate = mean(jnp.minimum(ratios * advantages, clipped * advantages), dtype)
+    policy = -_nan_unless_finite(surrogate, advantages)
     value = value_loss(values, value_targets, old_values, clip_epsilon=value_clip_epsilon)
-    entropy = jnp.mean(entropies)
+    entropy = _nan_unless_finite(mean(entropies), entropies)
     parts = PPOLossParts(
         policy=policy,
         value=value,
         entropy=entropy,
-        kl=jnp.mean(jnp.expm1(log_ratios) - log_ratios),
+        kl=mean(jnp.expm1(log_ratios) - log_ratios),
         clip_fraction=jnp.mean(jnp.abs(ratios - 1) > clip_epsilon, dtype=ratios.dtype),
         explained_variance=explained_variance(values, value_targets),
     )
-    return policy + value_weight * value - entropy_weight * entropy, parts
+    loss = policy + value_weight * value - entropy_weight * entropy
+    return _finite(loss), parts
 
 
 class PolicyValueLossParts(NamedTuple):
@@ -158,6 +173,7 @@ def policy_value_loss(
 
     Raises:
         TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
+        ValueError: there is no sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -166,20 +182,22 @@ def policy_value_loss(
         >>> round(loss.item(), 4), round(parts.kl.item(), 4)  # log(2), log(2) / 2
         (0.6931, 0.3466)
     """
-    log_probs = jax.nn.log_softmax(logits)
+    require_samples("policy_value_loss()", values.size)
+    log_probs, target_probs = log_softmax(logits), widen(target_probs)
     # What the target rules out counts 0, also where the policy has it at minus infinity.
     weighted = jnp.where(target_probs > 0, target_probs * log_probs, 0)
-    policy = -jnp.mean(jnp.sum(weighted, axis=-1))
-    target_entropy = jnp.mean(jnp.sum(jax.scipy.special.entr(target_probs), axis=-1))
+    policy = -_nan_unless_finite(mean(jnp.sum(weighted, axis=-1)), target_probs)
+    target_entropy = mean(jnp.sum(jax.scipy.special.entr(target_probs), axis=-1))
     value = value_loss(values, value_targets)
     parts = PolicyValueLossParts(
         policy=policy,
         value=value,
-        entropy=jnp.mean(Categorical(logits).entropy()),
+        entropy=mean(Categorical(logits).entropy()),
         kl=policy - target_entropy,
         explained_variance=explained_variance(values, value_targets),
     )
-    return policy + value_weight * value - entropy_weight * parts.entropy, parts
+    loss = policy + value_weight * value - entropy_weight * parts.entropy
+    return _finite(loss), parts
 
 
 @checked
@@ -207,7 +225,7 @@ def value_loss(
 
     Raises:
         TypeError: shapes or dtypes disagree: a value head that returns `(N, 1)`, say.
-        ValueError: only one of `old_values` and `clip_epsilon` is given.
+        ValueError: only one of `old_values` and `clip_epsilon` is given, or there is no sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -219,12 +237,48 @@ def value_loss(
         raise ValueError(
             f"value_loss(): clipping takes both old_values and an epsilon; {missing} is missing."
         )
-    errors = (values - value_targets) ** 2
+    require_samples("value_loss()", values.size)
+    data = values, value_targets
+    errors = _squared_errors(values, value_targets, values.dtype)
     if old_values is not None and clip_epsilon is not None:
+        dtype, values, old_values = values.dtype, widen(values), widen(old_values)
         epsilon = jnp.asarray(clip_epsilon, values.dtype)
         moved = old_values + jnp.clip(values - old_values, -epsilon, epsilon)
-        errors = jnp.maximum(errors, (moved - value_targets) ** 2)
-    return jnp.mean(errors) / 2
+        errors = jnp.maximum(errors, _squared_errors(moved, value_targets, dtype))
+        data = *data, old_values
+    return _nan_unless_finite(mean(errors), *data) / 2
+
+
+@functools.partial(jax.jit, inline=True)
+def _nan_unless_finite(part: Float[Array, ""], *data: Float[Array, "..."]) -> Float[Array, ""]:
+    """A part of a loss, which bounds would make finite whatever the data are."""
+    is_finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in data])
+    return jnp.where(jnp.all(is_finite), part, jnp.nan)
+
+
+@functools.partial(jax.jit, inline=True)
+def _finite(loss: Float[Array, ""]) -> Float[Array, ""]:
+    """A sum of finite parts, which may have been too much; its gradient is theirs all the same."""
+    return _bound_value(loss)
+
+
+@jax.custom_jvp
+def _bound_value(loss: Array) -> Array:
+    return bound(loss, loss.dtype)
+
+
+_bound_value.defjvps(lambda tangent, _, __: tangent)
+
+
+@functools.partial(jax.jit, static_argnames="dtype", inline=True)
+def _squared_errors(
+    values: Float[Array, " *batch"], targets: Float[Array, " *batch"], dtype: Any
+) -> Float[Array, " *batch"]:
+    """Squares that fit, of errors whose gradients fit into a dtype."""
+    errors = widen(values) - widen(targets)
+    root = math.sqrt(float(jnp.finfo(errors.dtype).max)) / 2
+    largest = min(root, float(jnp.finfo(dtype).max))
+    return jnp.clip(errors, -largest, largest) ** 2
 
 
 @checked
@@ -250,7 +304,21 @@ def explained_variance(
         >>> explained_variance(jnp.array([0.0, 1.0]), jnp.array([0.0, 2.0])).item()
         0.75
     """
+    varied, targets, errors = _in_their_range(values, value_targets)
+    variance = jnp.where(varied, jnp.var(targets), 1)
+    return jnp.where(varied, 1 - jnp.var(errors) / variance, 0)
+
+
+@functools.partial(jax.jit, inline=True)
+def _in_their_range(
+    values: Float[Array, " *batch"], targets: Float[Array, " *batch"]
+) -> tuple[Bool[Array, ""], Float[Array, " *batch"], Float[Array, " *batch"]]:
+    """Whether targets vary; they, and errors, in a unit of their range, so that squares fit."""
+    values, targets = widen(values), widen(targets)
+    high, low = jnp.max(targets, initial=-jnp.inf), jnp.min(targets, initial=jnp.inf)
     # Not from the variance: that of equal targets is above 0 where their mean is rounded.
-    varied = jnp.max(value_targets, initial=-jnp.inf) > jnp.min(value_targets, initial=jnp.inf)
-    variance = jnp.where(varied, jnp.var(value_targets), 1)
-    return jnp.where(varied, 1 - jnp.var(value_targets - values) / variance, 0)
+    varied = high > low
+    scale = jnp.where(varied, 1 / power_of_two(high / 2 - low / 2), 1)
+    targets = targets * scale
+    largest = math.sqrt(float(jnp.finfo(targets.dtype).max) / (4 * max(targets.size, 1)))
+    return varied, targets, jnp.clip(targets - values * scale, -largest, largest)

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
 
-from ._checks import checked
+from ._arrays import widen
+from ._checks import checked, require_samples
 
 # Spread below this share of the mean is rounding.
 _ROUNDING = 1e-5
@@ -81,6 +82,7 @@ def update_moments(
 
     Raises:
         TypeError: shapes or dtypes disagree (checked when called, or while tracing).
+        ValueError: there is no sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,6 +90,8 @@ def update_moments(
         >>> moments.mean.item(), moments.deviation().item()
         (2.0, 1.0)
     """
+    require_samples("update_moments()", len(samples))
+    samples = widen(samples)
     past = jnp.asarray(decay) * moments.weight
     weight = past + 1
     mean, variance = jnp.mean(samples, axis=0), jnp.var(samples, axis=0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree, Shaped
 
-from ._checks import checked
+from ._checks import checked, require_samples
 
 
 class Replay(NamedTuple):
@@ -36,7 +36,7 @@ def init_replay(sample: PyTree, *, capacity: int) -> Replay:
         The store, of `C` times the bytes of a sample.
 
     Raises:
-        ValueError: `capacity` is below 1.
+        ValueError: `capacity` is below 1, or the sample has no array.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,6 +45,8 @@ def init_replay(sample: PyTree, *, capacity: int) -> Replay:
     """
     if capacity < 1:
         raise ValueError(f"init_replay(): capacity should be 1 at least, but is {capacity}.")
+    if not jax.tree.leaves(sample):
+        raise ValueError("init_replay(): the sample has no array; give what is to be kept.")
     store = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), sample)
     return Replay(store, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
@@ -62,7 +64,7 @@ def add_to_replay(replay: Replay, batch: PyTree[Shaped[Array, "N ..."]]) -> Repl
 
     Raises:
         TypeError: the samples' shapes or structure are others than the store's.
-        ValueError: `N` does not divide the capacity.
+        ValueError: `N` does not divide the capacity, or there is no sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,15 +74,16 @@ def add_to_replay(replay: Replay, batch: PyTree[Shaped[Array, "N ..."]]) -> Repl
         >>> replay.samples.tolist()
         [5.0, 6.0, 3.0, 4.0]
     """
+    given, wanted = _describe(batch), _describe(replay.samples)
+    if given != wanted:
+        raise TypeError(f"add_to_replay(): the samples are {given}, but the store's are {wanted}.")
     capacity, size = (len(jax.tree.leaves(tree)[0]) for tree in (replay.samples, batch))
+    require_samples("add_to_replay()", size)
     if capacity % size:
         raise ValueError(
             f"add_to_replay(): a capacity of {capacity} is no multiple of {size}, the samples "
             "added at a time; choose one."
         )
-    given, wanted = _describe(batch), _describe(replay.samples)
-    if given != wanted:
-        raise TypeError(f"add_to_replay(): the samples are {given}, but the store's are {wanted}.")
     samples = jax.tree.map(
         lambda store, new: jax.lax.dynamic_update_slice_in_dim(store, new, replay.place, axis=0),
         replay.samples,
@@ -100,7 +103,7 @@ def replay_indices(
     Gather them with `take(replay.samples, indices)` when they are used.
 
     Args:
-        replay: the store, which must hold a sample.
+        replay: the store, which must hold a sample: of an empty one all places are 0.
         key: consumed.
         minibatches: how many.
         minibatch_size: samples in each.

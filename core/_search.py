@@ -48,14 +48,16 @@ class ModelTransition(NamedTuple):
     Attributes:
         embedding: the state arrived in; same structure, shapes and dtypes as the one left.
         reward: what the step paid the player who moved.
-        terminal: true where no step follows.
+        terminal: true where no step follows, or what follows is not to count.
         player: who is to move there; constant for one player.
+        discount: the environment's own, a factor of gamma; 1 if it has none.
     """
 
     embedding: PyTree
     reward: Float[Array, " *B"]
     terminal: Bool[Array, " *B"]
     player: Integer[Array, " *B"]
+    discount: Float[Array, " *B"] | float = 1.0
 
 
 class Node(NamedTuple):
@@ -77,7 +79,8 @@ class ModelStep(NamedTuple):
 
     Attributes:
         reward: what the step paid the player who moved.
-        discount: gamma, minus gamma to another player, 0 into a terminal state.
+        discount: gamma, minus gamma to another player, 0 into a terminal state; times the
+            environment's own.
         prior_logits: the policy in the state arrived in, masked.
         value: expected return for the player to move there; 0 if it is terminal.
     """
@@ -118,6 +121,7 @@ def make_recurrent_fn(
 
     - `discount` is `gamma`, `-gamma` where the next state's player is another one (two
       players, zero sum: what is good for her is bad for him), and 0 into a terminal state;
+      an environment's own discount is a factor of it;
     - the prediction is made from the state arrived in; illegal actions get probability 0;
       a terminal state's value is 0;
     - a terminal state is absorbing: from it reward, discount and value are 0 and the
@@ -174,7 +178,8 @@ def make_recurrent_fn(
         prior_logits, value = _evaluate(predict_rows(params, reached.embedding), reached)
         reward = jnp.where(nodes.terminal, 0, widen(arrived.reward))
         sign = jnp.where(reached.player == nodes.player, 1, -1).astype(reward.dtype)
-        discount = jnp.where(terminal, 0, sign * jnp.asarray(gamma, reward.dtype))
+        own = jnp.asarray(arrived.discount, reward.dtype)
+        discount = jnp.where(terminal, 0, sign * jnp.asarray(gamma, reward.dtype) * own)
         return ModelStep(reward, discount, prior_logits, value), reached
 
     return recurrent_fn

@@ -107,7 +107,7 @@ def two_hot(
     upper = jnp.clip(jnp.searchsorted(support, values, side="right"), 1, size - 1)
     low, high = support[upper - 1], support[upper]
     share = ((values - low) / (high - low))[..., None]
-    below, above = jax.nn.one_hot(upper - 1, size), jax.nn.one_hot(upper, size)
+    below, above = (jax.nn.one_hot(index, size, dtype=share.dtype) for index in (upper - 1, upper))
     return ((1 - share) * below + share * above).astype(values.dtype)
 
 

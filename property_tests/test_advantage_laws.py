@@ -155,6 +155,74 @@ def test_nothing_behind_an_end_is_seen(pair, lambda_, step, terminal):
         np.testing.assert_array_equal(before[: step + 1], after[: step + 1])
 
 
+@jax.jit
+def all_estimates(rollout, log_ratios, lambda_, counted):
+    """What all estimators say, and the gradients of the sum of its squares, where it counts."""
+
+    def total(rewards, values, next_values):
+        discounts, resets = rollout.discounts, rollout.resets
+        both = vtrace(rewards, discounts, values, next_values, resets, log_ratios, lambda_=lambda_)
+        estimates = jnp.stack(
+            [
+                gae(rewards, discounts, values, next_values, resets, lambda_=lambda_),
+                lambda_returns(rewards, discounts, next_values, resets, lambda_=lambda_),
+                *both,
+                n_step_returns(rewards, discounts, next_values, resets, n=1),
+                n_step_returns(rewards, discounts, next_values, resets, n=2),
+                discounted_returns(rewards, discounts, next_values, resets),
+            ]
+        )
+        estimates = jnp.where(counted.reshape(-1, *[1] * rewards.ndim), estimates, 0)
+        return jnp.sum(estimates**2), estimates
+
+    gradient = jax.grad(total, argnums=(0, 1, 2), has_aux=True)
+    return gradient(rollout.rewards, rollout.values, rollout.next_values)
+
+
+BEHIND = alike(ROLLOUTS, rollouts, lambda shape: arrays(shape, LOG_RATIOS))
+
+
+@given(
+    BEHIND,
+    st.sampled_from(["reset", "discount", "horizon"]),
+    st.sampled_from([np.nan, np.inf, -np.inf]),
+    st.integers(0, 5),
+    st.integers(1, 6),
+    UNIT,
+)
+def test_what_has_weight_0_counts_for_nothing(drawn, cut, poison, start, length, lambda_):
+    """NaN and infinities stay between the ends around them, in values and in gradients.
+
+    They come over no reset, no discount of 0, and not beyond the horizon of one step; and a
+    critic may say them of a state behind a discount of 0.
+    """
+    rollout, log_ratios = drawn
+    steps = len(rollout.rewards)
+    start %= steps
+    inside = np.zeros(rollout.rewards.shape, bool)
+    inside[start : start + length] = True
+    ends = [t for t in (start - 1, start + length - 1) if 0 <= t < steps]
+    rollout.resets[ends] |= cut == "reset"
+    rollout.discounts[ends] *= cut != "discount"
+    counted = np.array([True] * 5 + [cut != "horizon"] * 2)
+    knobs = log_ratios, 0.0 if cut == "horizon" else lambda_, counted
+
+    def poisoned(x, where):
+        return np.where(where, np.float32(poison), x)
+
+    dirty = rollout._replace(
+        rewards=poisoned(rollout.rewards, inside),
+        values=poisoned(rollout.values, inside),
+        next_values=poisoned(rollout.next_values, inside | (rollout.discounts == 0)),
+    )
+    gradients, estimates = all_estimates(rollout, *knobs)
+    dirty_gradients, dirty_estimates = all_estimates(dirty, *knobs)
+    for given_arrays, wanted_arrays in [(dirty_gradients, gradients), (dirty_estimates, estimates)]:
+        for ours, wanted in zip(given_arrays, wanted_arrays, strict=True):
+            np.testing.assert_array_equal(ours[~inside], wanted[~inside])
+            assert np.isfinite(ours[~inside]).all()
+
+
 @given(rollouts(), UNIT)
 def test_a_reset_keeps_the_bootstrap(rollout, lambda_):
     """Where every step ends by a time limit, all that is left is the one-step error."""
@@ -438,6 +506,19 @@ def test_equal_values_normalise_to_zeros(shape, value):
     """Values that are all the same become exactly 0."""
     values = np.full(shape, value, np.float32)
     np.testing.assert_array_equal(jit_normalise(values), np.zeros(shape))
+
+
+@given(
+    alike(BATCHES, lambda shape: arrays(shape, st.integers(-100, 100)), bools),
+    st.integers(-110, 120),
+)
+def test_normalising_knows_no_unit(drawn, exponent):
+    """In a unit that rounds nothing, however large or small, not a bit changes."""
+    values, where = drawn
+    scaled = np.ldexp(values, exponent)
+    np.testing.assert_array_equal(
+        jit_normalise(scaled, where, epsilon=0.0), jit_normalise(values, where, epsilon=0.0)
+    )
 
 
 @given(alike(BATCHES, floats), numbers(0.125, 8), numbers(-1e4, 1e4))

@@ -64,6 +64,18 @@ def test_log_probs_are_those_of_the_legal_softmax(drawn):
     assert np.isfinite(got).all()
 
 
+@given(alike([(1, 5), (3, 2)], floats), st.integers(-6, 6) | st.integers(-(2**31), 2**31 - 1))
+def test_an_action_that_does_not_exist_has_no_log_prob(drawn, action):
+    """It is NaN below 0 and beyond the last action, in its own row only."""
+    (logits,) = drawn
+    actions = np.zeros(len(logits), np.int32)
+    wanted = np.array(log_prob(logits, actions))
+    actions[-1] = action
+    exists = 0 <= action < logits.shape[-1]
+    wanted[-1] = all_log_probs(logits)[-1, action] if exists else np.nan
+    np.testing.assert_array_equal(log_prob(logits, actions), wanted)
+
+
 @given(alike(ROWS, floats, masks))
 def test_entropy_is_the_mean_surprise(drawn):
     """Entropy is minus the sum of probability times its log, over legal actions."""

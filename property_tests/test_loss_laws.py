@@ -97,6 +97,63 @@ def policy_gradient(log_probs, old_log_probs, advantages, epsilon):
     return jax.grad(loss)(log_probs)
 
 
+FINITE = {
+    dtype: numbers(float(jnp.finfo(dtype).min), float(jnp.finfo(dtype).max))
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.float32)
+}
+losses_and_gradients = jax.jit(jax.value_and_grad(ppo_loss, argnums=range(7), has_aux=True))
+KINDS = [((1,), jnp.float32), ((6,), jnp.float32), ((6,), jnp.float16), ((6,), jnp.bfloat16)]
+
+
+@st.composite
+def wild(draw, count, kinds=KINDS):
+    """Arrays of any finite numbers of a dtype, and of some that are likelier to meet."""
+    shape, dtype = draw(st.sampled_from(kinds))
+    likely = st.sampled_from([-1e4, -100.0, -10.5, 0.0, 1.0])
+    return [
+        np.clip(x, float(jnp.finfo(dtype).min), float(jnp.finfo(dtype).max)).astype(dtype)
+        for x in (draw(arrays(shape, FINITE[dtype] | likely)) for _ in range(count))
+    ]
+
+
+@given(wild(7), numbers(0, 1e30) | CLIPS, numbers(0, 1), numbers(0, 1), numbers(0, 1e4))
+def test_all_is_finite_for_finite_input(data, epsilon, value_weight, entropy_weight, value_epsilon):
+    """However wild the data, loss, parts and gradients are finite, in every dtype."""
+    results = losses_and_gradients(
+        *data,
+        clip_epsilon=epsilon,
+        value_weight=value_weight,
+        entropy_weight=entropy_weight,
+        value_clip_epsilon=value_epsilon,
+    )
+    for result in jax.tree.leaves(results):
+        assert np.isfinite(np.float64(result)).all()
+
+
+@given(
+    alike(
+        SHAPES,
+        lambda shape: floats(shape, -80, 80),
+        lambda shape: arrays(shape, st.integers(-100, 100)),
+    ),
+    CLIPS,
+)
+def test_far_ratios_count_in_full_as_long_as_the_dtype_holds_them(drawn, epsilon):
+    """Loss, divergence and gradient are those of the plain formula wherever it is finite."""
+    log_ratios, advantages = drawn
+    zeros = np.zeros_like(log_ratios)
+    exact, ratios = np.float64(log_ratios), np.exp(np.float64(log_ratios))
+    assume((abs(abs(ratios - 1) - epsilon) > 1e-5).all())
+    _, parts = jit_ppo_loss(log_ratios, zeros, advantages, *(zeros,) * 3, clip_epsilon=epsilon)
+    terms = surrogate(ratios, advantages, epsilon)
+    assert_near(parts.policy, -mean(terms), scale=mean(abs(terms)) * 10)
+    assert_near(parts.kl, mean(ratios - 1 - exact), scale=mean(ratios + abs(exact)) * 10)
+    stopped = np.where(advantages > 0, ratios > 1 + epsilon, ratios < 1 - epsilon)
+    wanted = np.where(stopped, 0, -ratios * advantages / advantages.size)
+    gradient = policy_gradient(log_ratios, zeros, advantages, epsilon)
+    assert_near(gradient, wanted, tolerance=1e-4)
+
+
 @given(POLICIES, CLIPS)
 def test_the_first_step_is_a_policy_gradient_step(drawn, epsilon):
     """At the old policy the loss is minus the mean advantage, its slope minus each one."""
@@ -327,6 +384,17 @@ def test_explained_variance_is_what_it_says(drawn):
     assert got <= 1
 
 
+@given(
+    alike(SHAPES, *[lambda shape: arrays(shape, st.integers(-100, 100))] * 2),
+    st.integers(-110, 120),
+)
+def test_explained_variance_knows_no_unit(drawn, exponent):
+    """In a unit that rounds nothing, however large or small, not a bit changes."""
+    values, targets = drawn
+    scaled = jit_explained_variance(np.ldexp(values, exponent), np.ldexp(targets, exponent))
+    np.testing.assert_array_equal(scaled, jit_explained_variance(values, targets))
+
+
 @given(VALUES, numbers(-100, 100))
 def test_limits_of_explained_variance(drawn, constant):
     """A perfect critic explains all variance, a constant none, and of no variance none is."""
@@ -346,6 +414,26 @@ def test_no_policy_is_nearer_to_its_targets_than_the_targets(logits, wanted, leg
     _, best = jit_policy_value_loss(wanted, targets, zeros, zeros)
     assert parts.kl >= -1e-4
     assert abs(best.kl) <= 1e-4
+
+
+@jax.jit
+def policy_value_results(logits, legal, wanted, values, value_targets):
+    def loss(logits, values):
+        targets = jax.nn.softmax(wanted)
+        return policy_value_loss(mask_logits(logits, legal), targets, values, value_targets)
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(logits, values)
+
+
+@given(
+    wild(2, [((6, 4), jnp.float32), ((6, 4), jnp.float16)]), masks((6, 4)), floats((6, 4), -50, 50)
+)
+def test_learning_from_a_search_is_finite_for_finite_input(data, legal, wanted):
+    """However wild logits and values, and whatever illegal actions the targets want."""
+    logits, numbers_ = data
+    wanted, (values, targets) = wanted.astype(logits.dtype), numbers_.T[:2]
+    for result in jax.tree.leaves(policy_value_results(logits, legal, wanted, values, targets)):
+        assert np.isfinite(np.float64(result)).all()
 
 
 @given(floats((6, 4), -50, 50), floats((6, 4), -50, 50), masks((6, 4)))

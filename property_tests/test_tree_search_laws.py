@@ -13,7 +13,7 @@ from vernal.adapters.search import qtransform_completed_by_mix_value, search
 from vernal.adapters.search.untyped import mctx
 from vernal.core import make_recurrent_fn, make_root
 
-from .strategies import DISCOUNTS, assert_near, numbers
+from .strategies import DISCOUNTS, UNIT, assert_near, numbers
 from .test_search_laws import ACTIONS, STATES, TREES, Model, models, predict, transition
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -68,6 +68,32 @@ def test_one_ply_gives_reward_and_discounted_value_of_the_arrival(model, gamma):
     assert_near(q[legal], (rewards + discounts * values)[legal], scale=scale[legal])
     np.testing.assert_array_equal(tree.children_visits[:, 0].sum(-1), ACTIONS)
     np.testing.assert_array_equal(tree.children_visits[:, 0] > 0, legal)
+
+
+@functools.partial(jit, static_argnames="policy")
+def act(model, seed, temperature, noise, *, policy):
+    """One decision in each state, with noise."""
+    embeddings = jnp.asarray(STARTS), jnp.zeros((TREES, 2))
+    root = make_root(predict, model, embeddings, model.terminal[STARTS], model.players[STARTS])
+    recurrent_fn = make_recurrent_fn(predict, transition, gamma=0.9)
+    knobs = {"temperature": temperature, "dirichlet_fraction": noise}
+    if policy == "gumbel_muzero":
+        knobs = {"gumbel_scale": temperature}
+    key = jax.random.key(seed)
+    return search(model, key, root, recurrent_fn, 5, model.legal[STARTS], policy=policy, **knobs)
+
+
+@pytest.mark.parametrize("policy", ["gumbel_muzero", "muzero"])
+@given(model=models(), seed=SEEDS, temperature=numbers(0, 1e30), noise=UNIT)
+def test_no_illegal_action_is_returned_or_weighs(policy, model, seed, temperature, noise):
+    """However high the temperature and however strong the noise."""
+    output = act(model, seed, temperature, noise, policy=policy)
+    # Behind the end everything is as good as legal.
+    legal = model.legal[STARTS] | model.terminal[STARTS, None]
+    assert np.take_along_axis(legal, np.asarray(output.action)[:, None], axis=1).all()
+    weights = np.asarray(output.action_weights)
+    np.testing.assert_array_equal(weights[~legal], 0)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
 BANDITS, ARMS = 1024, 6

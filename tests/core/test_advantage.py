@@ -461,6 +461,34 @@ def test_gae_keeps_the_dtype_and_its_gradient_is_finite(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_long_sums_of_half_precision_do_not_stop_growing(dtype):
+    one, no = jnp.ones(1000, dtype), jnp.zeros(1000, bool)
+    lone = (one, one, 0 * one, no)
+    for given in (
+        jitted_gae(one, one, *lone[2:3] * 2, no, lambda_=1.0),
+        RETURNS["discounted_returns"](*lone),
+        jitted_n_step_returns(*lone, n=1000),
+        jitted_vtrace(one, one, *lone[2:3] * 2, no, 0 * one).targets,
+    ):
+        assert given.dtype == dtype
+        assert given[0] == 1000
+
+
+def test_gae_of_huge_rewards_is_finite():
+    data = arrays(*rollout())[:5]
+    huge = [1e30 * x if index in (0, 2, 3) else x for index, x in enumerate(data)]
+    np.testing.assert_allclose(SAMPLE_GAE(*huge), 1e30 * SAMPLE_GAE(*data), rtol=1e-4)
+
+
+def test_gradient_of_lambda_at_0_is_that_of_the_next_advantage():
+    data = arrays(*rollout((4,)))[:5]
+    data[1], data[4] = jnp.array([0.9, 0.5, 1.0, 0.9]), jnp.array([False, True, False, False])
+    gradient = jax.jacobian(lambda x: jitted_gae(*data, lambda_=x))(0.0)
+    later = jnp.append(jitted_gae(*data, lambda_=0.0)[1:], 0)
+    np.testing.assert_allclose(gradient, jnp.where(data[4], 0, data[1] * later), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_vtrace_keeps_the_dtype_whatever_that_of_its_knobs(dtype):
     one = jnp.float32(1.0)
     given = jitted_vtrace(
@@ -500,7 +528,10 @@ def test_advantages_of_no_step_are_refused():
 
 
 def test_no_environment_gives_no_advantage():
-    assert SAMPLE_GAE(*arrays(*rollout((3, 0)))[:5]).shape == (3, 0)
+    data = arrays(*rollout((3, 0)))
+    assert SAMPLE_GAE(*data[:5]).shape == (3, 0)
+    assert [x.shape for x in SAMPLE_VTRACE(*data)] == [(3, 0), (3, 0)]
+    assert [RETURNS[name](*returns_of(data)).shape for name in RETURNS] == [(3, 0)] * 3
 
 
 @pytest.mark.parametrize("n", [0, -1])
@@ -642,6 +673,27 @@ def test_normalise_of_nothing_that_counts_is_zero():
 
 def test_normalise_of_one_value_is_zero():
     assert jitted_normalise(jnp.array([7.0])).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("unit", [1e30, 1e-30, 3e19, 8e37])
+def test_normalise_does_not_depend_on_the_unit(unit):
+    values = jnp.array([-2.0, 0.5, 1.0, 4.0])
+    given = jitted_normalise(jnp.float32(unit) * values, epsilon=0.0)
+    np.testing.assert_allclose(given, jitted_normalise(values), rtol=1e-5)
+
+
+def test_normalise_of_the_largest_and_the_lowest_number():
+    largest = jnp.finfo(jnp.float32).max
+    np.testing.assert_allclose(jitted_normalise(jnp.array([-largest, largest])), [-1, 1])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3e38])
+def test_normalise_of_equal_values_needs_no_epsilon(value):
+    assert jitted_normalise(jnp.full(3, value), epsilon=0.0).tolist() == [0.0] * 3
+
+
+def test_normalise_of_no_values_is_empty():
+    assert jitted_normalise(jnp.zeros((0, 3))).shape == (0, 3)
 
 
 def test_normalise_adds_epsilon_to_the_deviation():

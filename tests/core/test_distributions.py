@@ -255,7 +255,7 @@ def test_one_action_in_all_is_certain():
     assert (policy.entropy().item(), policy.sample(jax.random.key(0)).item()) == (0.0, 0)
 
 
-@pytest.mark.parametrize("scale", [1e4, 1e30])
+@pytest.mark.parametrize("scale", [1e4, 1e30, 1e38])
 def test_extreme_logits_give_finite_values_and_gradients(scale):
     logits = jnp.array(LOGITS * scale, jnp.float32)
     other = jnp.array(OTHER * scale, jnp.float32)
@@ -320,6 +320,34 @@ def test_actions_of_any_integer_dtype_are_taken(dtype):
 
 
 # Categorical: bad input.
+
+
+@pytest.mark.parametrize("action", [-1, -4, 4, 99])
+def test_log_prob_of_an_action_that_does_not_exist_is_nan_and_leaves_other_rows(action):
+    logits, good = jnp.array(LOGITS, jnp.float32), jnp.array([2, 0, 3])
+    bad = good.at[1].set(action)
+    given, wanted = log_prob(logits, bad), log_prob(logits, good)
+    assert np.isnan(given).tolist() == [False, True, False]
+    np.testing.assert_array_equal(given[::2], wanted[::2])
+    gradient = log_prob_gradient(logits, bad)
+    np.testing.assert_array_equal(gradient[::2], log_prob_gradient(logits, good)[::2])
+
+
+def test_a_padding_mark_of_a_small_dtype_is_nan_for_many_actions_too():
+    assert jnp.isnan(Categorical(jnp.zeros(200)).log_prob(jnp.array(-1, jnp.int8)))
+
+
+def test_padded_rows_may_be_left_out_of_a_loss():
+    actions = jnp.array([2, -1, 3])
+
+    @jax.jit
+    def loss(logits):
+        return jnp.sum(jnp.where(actions >= 0, Categorical(logits).log_prob(actions), 0))
+
+    value, gradient = jax.value_and_grad(loss)(jnp.array(LOGITS, jnp.float32))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(gradient).all()
+    assert gradient[1].tolist() == [0.0] * 4
 
 
 def test_actions_of_another_shape_are_refused_by_name():
@@ -428,6 +456,20 @@ def test_factorised_actions_without_heads_are_refused_by_name():
         FactorisedCategorical(jnp.zeros((2, 3, 4))).log_prob(jnp.zeros(2, int))
 
 
+@pytest.mark.parametrize("action", [-1, 4])
+def test_log_prob_of_a_joint_action_that_does_not_exist_is_nan(action):
+    policy = FactorisedCategorical(jnp.array(LOGITS)[:, None].repeat(2, axis=1))
+    actions = jnp.array([[0, 1], [2, action], [3, 3]])
+    assert np.isnan(log_prob_of(policy, actions)).tolist() == [False, True, False]
+
+
+def test_log_prob_of_several_illegal_actions_and_divergence_are_huge_but_finite():
+    policy = FactorisedCategorical(jnp.stack([masked_row()] * 3))
+    free = FactorisedCategorical(jnp.zeros((3, 3)))
+    assert jnp.isfinite(log_prob_of(policy, jnp.array([2, 2, 2])))
+    assert jnp.isfinite(kl_of(free, policy))
+
+
 def test_factorised_logits_without_heads_are_refused_by_the_name_of_the_field():
     with pytest.raises(TypeError, match=r"field 'logits', .*'\*batch H A'.* float32\[4\]"):
         FactorisedCategorical(jnp.zeros(4)).entropy()
@@ -513,6 +555,12 @@ def test_squashed_log_prob_at_the_bounds_is_finite_with_its_gradient(dtype):
     assert value.dtype == jnp.float32
     assert gradient.means.dtype == dtype
     assert all(jnp.isfinite(x).all() for x in (value, *gradient))
+
+
+@pytest.mark.parametrize("action", [-1.01, 3.0])
+def test_squashed_log_prob_beyond_the_bounds_is_nan(action):
+    actions = jnp.array([[0.5, 0.5], [0.5, action]])
+    assert np.isnan(log_prob_of(normal(), actions)).tolist() == [False, True]
 
 
 def test_squashed_log_prob_of_far_means_is_finite():

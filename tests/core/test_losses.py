@@ -202,11 +202,12 @@ def test_gradient_of_ppo_loss_is_that_of_its_equation(clipped):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_ppo_loss_keeps_the_dtype_and_its_gradients_are_finite(dtype):
+def test_ppo_loss_is_float32_and_its_gradients_have_the_dtype_and_are_finite(dtype):
     data = arrays(samples(), dtype)
     gradients, parts = ppo_gradients(*data)
     loss, _ = jitted_ppo_loss(*data)
-    assert {x.dtype for x in (loss, *parts, *gradients)} == {jnp.dtype(dtype)}
+    assert {x.dtype for x in (loss, *parts)} == {jnp.dtype(jnp.float32)}
+    assert {x.dtype for x in gradients} == {jnp.dtype(dtype)}
     assert all(jnp.isfinite(x).all() for x in gradients)
 
 
@@ -252,6 +253,43 @@ def test_ratio_that_would_overflow_is_clipped_with_gradient_zero(log_ratio, dtyp
     assert gradients[0].tolist() == [0.0]
 
 
+RUINOUS = [(jnp.float32, -100.0), (jnp.float32, -89.0), (jnp.bfloat16, -100.0)]
+
+
+@pytest.mark.parametrize(("dtype", "old"), [*RUINOUS, (jnp.float16, -10.5)])
+def test_one_bad_action_that_was_all_but_impossible_does_not_ruin_a_batch(dtype, old):
+    data = arrays(samples(), dtype)
+    data[0], data[1] = data[0].at[3].set(0), data[1].at[3].set(old)
+    data[2] = data[2].at[3].set(-9.0)  # ratio times advantage is more than the dtype holds
+    loss, parts = jitted_ppo_loss(*data)
+    gradients, _ = ppo_gradients(*data)
+    assert all(jnp.isfinite(x).all() for x in (loss, *parts, *gradients))
+    others = np.arange(N) != 3
+    without, _ = ppo_gradients(*[x[others] for x in data])
+    for given, wanted in zip(gradients, without, strict=True):
+        shares = np.float64(wanted) * (N - 1) / N
+        tolerance = 2 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(np.float64(given[others]), shares, rtol=tolerance)
+
+
+def test_surrogates_whose_sum_overflows_have_their_mean():
+    zero, one = jnp.zeros(4), jnp.ones(4)
+    data = 80 * one, zero, -3e3 * one, zero, zero, zero
+    np.testing.assert_allclose(jitted_ppo_loss(*data)[0], 3e3 * np.exp(80), rtol=1e-5)
+    gradients, _ = ppo_gradients(*data)
+    np.testing.assert_allclose(gradients[0], 3e3 * np.exp(80) / 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_losses_of_half_precision_are_those_of_the_same_numbers_in_float32(dtype):
+    data = arrays(samples((64,)), dtype)
+    wide = arrays(data)
+    jax.tree.map(np.testing.assert_array_equal, jitted_ppo_loss(*data), jitted_ppo_loss(*wide))
+    halves = [jnp.asarray(x, dtype) for x in policy_and_values()]
+    given, wanted = policy_value_loss(*halves), policy_value_loss(*arrays(halves))
+    jax.tree.map(np.testing.assert_array_equal, given, wanted)
+
+
 def test_parts_survive_tree_map():
     parts = PPOLossParts(*jnp.arange(6.0))
     doubled = jax.tree.map(lambda x: 2 * x, parts)
@@ -260,6 +298,21 @@ def test_parts_survive_tree_map():
 
 
 # `ppo_loss`: bad input.
+
+
+@pytest.mark.parametrize("function", [ppo_loss, value_loss, policy_value_loss])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_losses_of_no_sample_are_refused(function, shape):
+    nothing = jnp.zeros(shape)
+    logits = jnp.zeros((*shape, 2))
+    data = {
+        "ppo_loss": [nothing] * 6,
+        "value_loss": [nothing] * 2,
+        "policy_value_loss": [logits, logits, nothing, nothing],
+    }[function.__name__]
+    message = rf"{function.__name__}\(\): the batch has no sample; give at least one\."
+    with pytest.raises(ValueError, match=message):
+        function(*data)
 
 
 @pytest.mark.parametrize("index", range(1, 6))
@@ -352,9 +405,9 @@ def test_vmap_of_value_loss_treats_each_batch_alone():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clipped_value_loss_keeps_the_dtype_whatever_that_of_epsilon(dtype):
-    data = arrays([[1, 0, 2], [1.2, -1, 0.5], [0.5, 0.1, 0]], dtype)
-    assert jitted_value_loss(*data, clip_epsilon=jnp.float32(0.2)).dtype == dtype
+def test_clipped_value_loss_is_float32_whatever_the_dtype_of_epsilon(dtype):
+    data = arrays([[1, 0, 2], [1.2, -1, 0.5], [0.5, 0.1, 0]])
+    assert jitted_value_loss(*data, clip_epsilon=jnp.asarray(0.2, dtype)).dtype == jnp.float32
 
 
 def test_value_head_of_one_column_is_refused_by_name():
@@ -405,8 +458,24 @@ def test_explained_variance_of_a_perfect_a_constant_and_a_contrary_critic(values
 @pytest.mark.parametrize("target", [0.0, 0.1, 1e3])
 def test_explained_variance_of_equal_targets_is_zero(target, dtype):
     given = jitted_explained_variance(jnp.arange(7, dtype=dtype), jnp.full(7, target, dtype))
-    assert given.dtype == dtype
+    assert given.dtype == jnp.float32
     assert given == 0
+
+
+@pytest.mark.parametrize("unit", [1e30, 1e-30])
+def test_explained_variance_does_not_depend_on_the_unit(unit):
+    values, targets = np.array([1.0, 3, 2, 2]), np.array([1.0, 2, 6, 3])
+    given = jitted_explained_variance(*arrays([values * unit, targets * unit]))
+    np.testing.assert_allclose(given, 1 - (targets - values).var() / targets.var(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("value", "target"), [(1e30, 0.0), (-1e30, 1e30), (3e38, -3e38)])
+def test_value_loss_that_overflows_is_finite_and_leaves_other_gradients(value, target):
+    values, targets = jnp.array([value, 1.0, 0.0]), jnp.array([target, 0.5, 2.0])
+    assert jnp.isfinite(jitted_value_loss(values, targets))
+    assert jnp.isfinite(jitted_explained_variance(values, targets))
+    gradient = value_gradient(values, targets)
+    np.testing.assert_allclose(gradient, [0.0, 0.5 / 3, -2 / 3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -490,6 +559,20 @@ def test_masked_actions_leave_the_policy_value_loss_and_its_gradient_finite(mask
     )(logits)
     assert jnp.isfinite(loss)
     assert gradient[:, 1].tolist() == [0.0] * N
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_targets_that_want_what_is_illegal_give_a_finite_loss_and_gradient(dtype):
+    legal = jnp.array([[True, True, False]] * 4)
+    logits = mask_logits(jnp.array([[1, 2, 3]] * 4, dtype), legal)
+    targets, zeros = jnp.full((4, 3), 0.25, dtype), jnp.zeros(4, dtype)
+
+    @jax.jit
+    def loss(logits):
+        return policy_value_loss(logits, targets, zeros, zeros)
+
+    (value, parts), gradient = jax.value_and_grad(loss, has_aux=True)(logits)
+    assert all(jnp.isfinite(x).all() for x in (value, *parts, gradient))
 
 
 def test_vmap_and_jit_of_policy_value_loss_change_nothing():

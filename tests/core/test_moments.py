@@ -74,6 +74,24 @@ def test_gradient_of_the_deviation_is_finite_where_nothing_varies():
     assert jnp.isfinite(jax.grad(deviation)(2.0))
 
 
+def test_no_samples_are_refused():
+    message = r"update_moments\(\): the batch has no sample; give at least one\."
+    with pytest.raises(ValueError, match=message):
+        update_moments(init_moments((3,)), jnp.zeros((0, 3)), decay=1.0)
+
+
+def test_samples_without_an_entry_are_taken_in():
+    assert update_moments(init_moments((0,)), jnp.zeros((5, 0)), decay=1.0).mean.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_moments_of_half_precision_are_those_of_the_same_numbers_in_float32(dtype):
+    samples = jnp.asarray(BATCHES[0], dtype)
+    given = update_moments(init_moments((3,)), samples, decay=0.9)
+    wanted = update_moments(init_moments((3,)), samples.astype(jnp.float32), decay=0.9)
+    jax.tree.map(np.testing.assert_array_equal, given, wanted)
+
+
 def test_samples_of_another_shape_are_refused_by_name():
     with pytest.raises(TypeError, match="samples"):
         update_moments(init_moments((3,)), jnp.zeros((4, 2)), decay=1.0)

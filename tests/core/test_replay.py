@@ -86,6 +86,17 @@ def test_samples_that_do_not_fit_evenly_are_refused():
         add_to_replay(filled(1), batch_of(0, size=4))
 
 
+def test_no_samples_are_refused():
+    message = r"add_to_replay\(\): the batch has no sample; give at least one\."
+    with pytest.raises(ValueError, match=message):
+        add_to_replay(filled(1), batch_of(0, size=0))
+
+
+def test_a_sample_without_an_array_is_refused():
+    with pytest.raises(ValueError, match=r"init_replay\(\): the sample has no array"):
+        init_replay({"nothing": None}, capacity=4)
+
+
 def test_samples_of_another_kind_are_refused_by_name():
     wrong = {**batch_of(0), "value": jnp.zeros((3, 1))}
     with pytest.raises(TypeError, match=r"'value'.*float32\[1\].*'value'.*float32\[\]"):

@@ -329,6 +329,26 @@ def test_step_into_the_end_hides_what_the_network_says_there():
     assert jnp.isfinite(step.prior_logits).all()
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_models_own_discount_is_a_factor_of_gamma(batched):
+    own = jnp.array([1.0, 0.25, 0.0, 0.5])
+
+    def predict_any(params, position):
+        rows = position.shape
+        return Prediction(jnp.zeros((*rows, 2)), position, jnp.ones((*rows, 2), bool))
+
+    def turn(params, key, action, position):
+        moved = (position + action.astype(float), position * 0, position > 2)
+        player = jnp.zeros_like(action) + (position == 1)  # The other's turn, from there.
+        return ModelTransition(*moved, player, own[position.astype(int)])
+
+    root = make_root(predict_any, None, jnp.arange(4.0), batched=batched)
+    recurrent_fn = make_recurrent_fn(predict_any, turn, gamma=GAMMA, batched=batched)
+    step, _ = recurrent_fn(None, KEY, jnp.zeros(4, int), root.embedding)
+    # The last one arrives at an end.
+    np.testing.assert_allclose(step.discount, GAMMA * np.array([1, -0.25, 0, 0]), rtol=1e-6)
+
+
 def test_step_from_the_end_stays_there_whatever_the_model_computes():
     ended = Node(jnp.array([2.5, 3.0]), jnp.array([True, True]), jnp.array([0, 1], jnp.int32))
     nodes = ended
