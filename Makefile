@@ -1,4 +1,5 @@
-# Needs make and a Python >= 3.11; everything else is installed into .venv.
+# Needs make and a Python >= 3.11; everything else is installed into .venv. For another Python
+# beside it: make quick PYTHON=python3.13 VENVS=build/3.13
 
 # What `make demo` trains; its folder is a new one each time, for a run is never overwritten.
 DEMO_RUN  := runs/demo/$(shell date +%Y-%m-%d-%H%M%S)
@@ -13,11 +14,17 @@ ifndef PYTHON
 PYTHON := $(shell for p in $(candidates); do $$p $(new_enough) 2>/dev/null && echo $$p && break; done)
 endif
 
-bin     := .venv/bin
-runtime := .venv/.installed
-dev     := .venv/.installed-dev
+# The folder in which .venv lies.
+VENVS   ?= .
+venv    := $(VENVS)/.venv
+bin     := $(venv)/bin
+runtime := $(venv)/.installed
+dev     := $(venv)/.installed-dev
 
-.PHONY: demo test format lint types bench clean
+# A few minutes' worth of the tests, for one more Python: the core, every agent, the command.
+QUICK := tests/test_imports.py tests/core tests/adapters/test_agent_contract.py tests/adapters/test_cli.py
+
+.PHONY: demo test quick format lint types bench clean
 
 demo: $(runtime)
 	$(bin)/vernal $(DEMO_ARGS)
@@ -27,8 +34,13 @@ demo: $(runtime)
 	@echo "learning curve: $(DEMO_RUN)/curve.png"
 	@echo "animation:      $(DEMO_RUN)/agent.gif"
 
+pytest := $(bin)/pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+
 test: lint types
-	$(bin)/pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+	$(pytest)
+
+quick: lint types
+	$(pytest) $(QUICK)
 
 format: $(dev)
 	$(bin)/ruff format
@@ -39,17 +51,17 @@ lint: $(dev)
 	$(bin)/ruff check
 
 types: $(dev)
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright --venvpath $(VENVS)
 
 bench: $(runtime)
 	for file in environments ppo search core; do $(bin)/python benchmarks/$$file.py || exit 1; done
 	for what in seeds devices; do $(bin)/python benchmarks/scaling.py $$what || exit 1; done
 
 clean:
-	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(venv) build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp in .venv is as new as the last install; whatever the metadata come from, once it
+# A stamp in it is as new as the last install; whatever the metadata come from, once it
 # is newer, installs again.
 metadata := pyproject.toml src/vernal/__init__.py
 
@@ -65,5 +77,5 @@ $(dev): $(metadata)
 
 define make_venv
 @test -n "$(PYTHON)" || { echo "No Python >= 3.11 found: give one, as in make PYTHON=/path/to/python3.12" >&2; exit 1; }
-$(bin)/python $(new_enough) 2>/dev/null || $(PYTHON) -m venv --clear .venv
+$(bin)/python $(new_enough) 2>/dev/null || $(PYTHON) -m venv --clear $(venv)
 endef
