@@ -3,16 +3,15 @@
 import dataclasses
 import itertools
 import math
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import tyro
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
@@ -21,14 +20,15 @@ from .actions import make_action_codec
 from .agents.agent import Agent
 from .agents.alphazero import AlphaZeroConfig
 from .agents.ppo import PPOConfig
-from .evaluation import Act, Episodes, make_random_policy, play, summarise
+from .evaluation import MOST_STEPS, Act, Episodes, make_random_policy, play, summarise
 from .mesh import count_devices
 from .networks import make_default_network
 from .options import REQUIRED, parse, split_arguments
+from .output import make_console
 from .registry import environment_names, find_options, make_environment
 from .runs import training
 from .runs.animation import animate, record_states, require_film
-from .runs.config import RunConfig
+from .runs.config import AGENTS, RunConfig
 from .runs.curve import draw_curve
 from .runs.folder import RunFolder, next_free_path
 from .runs.progress import progress_line
@@ -123,12 +123,32 @@ class TrainOptions:
     safety: OmitArgPrefixes[training.Safety] = _SAFETY
 
 
-_PPO, _ALPHAZERO, _OPTIONS = PPOConfig(), AlphaZeroConfig(), TrainOptions()
+# Settings as they were typed. `_train` checks them: in here, what a check says would reach the
+# user wrapped in the parser's own words.
+
+
+@dataclasses.dataclass(frozen=True)
+class TypedPPOConfig(PPOConfig):
+    """Settings of PPO."""
+
+    def __post_init__(self) -> None:
+        """Check nothing yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TypedAlphaZeroConfig(AlphaZeroConfig):
+    """Settings of AlphaZero."""
+
+    def __post_init__(self) -> None:
+        """Check nothing yet."""
+
+
+_PPO, _ALPHAZERO, _OPTIONS = TypedPPOConfig(), TypedAlphaZeroConfig(), TrainOptions()
 
 
 def train_ppo(
     environment: Positional[str],
-    config: OmitArgPrefixes[PPOConfig] = _PPO,
+    config: OmitArgPrefixes[TypedPPOConfig] = _PPO,
     run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train an agent with proximal policy optimisation.
@@ -144,7 +164,7 @@ def train_ppo(
 
 def train_alphazero(
     environment: Positional[str],
-    config: OmitArgPrefixes[AlphaZeroConfig] = _ALPHAZERO,
+    config: OmitArgPrefixes[TypedAlphaZeroConfig] = _ALPHAZERO,
     run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train an agent with AlphaZero: tree search in the environment's own simulator.
@@ -164,7 +184,7 @@ def train_alphazero(
 def sweep_ppo(
     environment: Positional[str],
     vary: Vary = (),
-    config: OmitArgPrefixes[PPOConfig] = _PPO,
+    config: OmitArgPrefixes[TypedPPOConfig] = _PPO,
     run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train agents with proximal policy optimisation, one for each combination of settings.
@@ -181,7 +201,7 @@ def sweep_ppo(
 def sweep_alphazero(
     environment: Positional[str],
     vary: Vary = (),
-    config: OmitArgPrefixes[AlphaZeroConfig] = _ALPHAZERO,
+    config: OmitArgPrefixes[TypedAlphaZeroConfig] = _ALPHAZERO,
     run: OmitArgPrefixes[TrainOptions] = _OPTIONS,
 ) -> None:
     """Train agents with AlphaZero, one for each combination of settings.
@@ -204,7 +224,7 @@ def _train(
         options.network,
         options.seed,
         options.steps,
-        settings,
+        AGENTS[agent].settings(**dataclasses.asdict(settings)),
         split_arguments(itertools.chain(*options.env_arg)),
         seeds=options.seeds,
         vary=_parse_varied(vary),
@@ -238,6 +258,7 @@ def resume(
     steps: int | None = None,
     devices: Count | None = None,
     any_versions: bool = False,
+    trust: bool = False,
     hosts: OmitArgPrefixes[launch.Hosts] = _HOSTS,
     safety: OmitArgPrefixes[training.Safety] = _SAFETY,
 ) -> None:
@@ -248,7 +269,9 @@ def resume(
         steps: environment steps to train for in all; as the run was started by default.
         devices: how many to train on, or `all`; as many as before by default.
         any_versions: go on although libraries have other versions than those it was trained
-            with: it will not be the same run to the last bit.
+            with, or JAX other options: it will not be the same run to the last bit.
+        trust: import code from outside of vernal that the run's folder names, as an environment of
+            your own: whoever wrote the folder chose it.
         hosts: of the run.
         safety: of the run.
     """
@@ -257,7 +280,13 @@ def resume(
     count = count_devices(devices or 1) if is_told else None
     with progress_line() as report:
         folder = training.resume(
-            RunFolder(run), report, safety, steps=steps, devices=count, any_versions=any_versions
+            RunFolder(run),
+            report,
+            safety,
+            steps=steps,
+            devices=count,
+            any_versions=any_versions,
+            trust=trust,
         )
     _say_what_came(folder)
 
@@ -266,16 +295,19 @@ def evaluate(
     run: Positional[Path],
     *,
     episodes: int = 256,
+    max_steps: int = MOST_STEPS,
     seed: int = 1,
     best: bool = False,
     member: int | None = None,
     simulations: UseAppendAction[tuple[tuple[int, ...], ...]] = (),
+    trust: bool = False,
 ) -> None:
     """Measure an agent over whole episodes, beside a random policy.
 
     Args:
         run: folder of the run.
         episodes: how many, of each policy.
+        max_steps: steps after which an episode is left; it counts with what it had by then.
         seed: of the instances and the sampling; all policies meet the same instances.
         best: the checkpoint with the best mean return in place of the newest; one is saved
             every 30 seconds and at the end. Of several agents it is their mean that counts.
@@ -283,15 +315,19 @@ def evaluate(
             and then of seeds; by default the one with the highest mean return at last.
         simulations: for AlphaZero, how many states to search before each step; several numbers
             are several rows. By default as many as it was trained with.
+        trust: import code from outside of vernal that the run names, as for `vernal resume`.
     """
     searched = tuple(itertools.chain(*simulations))
-    for name, count in (("episodes", episodes), *(("simulations", n) for n in searched)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}; give at least 1.")
-    config, environment, agent, state = training.load(RunFolder(run), best=best, member=member)
+    _require_counts(episodes=[episodes], max_steps=[max_steps], simulations=searched)
+    _require_seed(seed)
+    config, environment, agent, state = training.load(
+        RunFolder(run), best=best, member=member, trust=trust
+    )
 
     def played(act: Act, *, sees_states: bool = False) -> Callable[[Any], Episodes]:
-        return lambda key: play(environment, act, key, episodes, sees_states=sees_states)
+        return lambda key: play(
+            environment, act, key, episodes, max_steps=max_steps, sees_states=sees_states
+        )
 
     policies = {
         "greedy": played(lambda key, observation: agent.act(state, None, observation)),
@@ -302,16 +338,32 @@ def evaluate(
         policies[f"search {count}"] = played(plan, sees_states=True)
     options = [f"{name}={value}" for name, value in config.environment_arguments.items()]
     name = " ".join([config.environment, *options])
-    table = Table(title=f"{name}, {episodes} episodes, mean ± 95 % interval")
-    for number, (name, run_policy) in enumerate(policies.items()):
+    summaries = {}
+    for policy, run_policy in policies.items():
         outcome = jax.jit(run_policy)(jax.random.key(seed))
-        summary = summarise(environment, jax.random.key(seed), outcome)
-        if number == 0:
-            table.add_column("policy", no_wrap=True)
-            for column in summary:
-                table.add_column(column, justify="right")
-        table.add_row(name, *summary.values())
-    Console().print(table)
+        summaries[policy] = summarise(environment, jax.random.key(seed), outcome)
+    columns = list(dict.fromkeys(itertools.chain(*summaries.values())))
+    table = Table(title=f"{name}, {episodes} episodes, mean ± 95 % interval")
+    table.add_column("policy", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for policy, summary in summaries.items():
+        table.add_row(policy, *(summary.get(column, "") for column in columns))
+    make_console().print(table)
+    if "cut" in columns:
+        print(f"cut: left after {max_steps:,} steps; --max-steps allows more.")
+
+
+def _require_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; give a number from 0 to {2**32 - 1:,}.")
+
+
+def _require_counts(**given: Iterable[int]) -> None:
+    for name, counts in given.items():
+        for count in counts:
+            if count < 1:
+                raise ValueError(f"{name} is {count}; give at least 1.")
 
 
 def _planners(
@@ -342,6 +394,7 @@ def watch(
     output: Path | None = None,
     sampled: bool = False,
     member: int | None = None,
+    trust: bool = False,
 ) -> None:
     """Write an animation of an agent.
 
@@ -355,15 +408,16 @@ def watch(
             run's folder, or agent-2.gif and so on.
         sampled: whether actions are sampled; the most probable ones by default.
         member: which of several agents, as for `vernal evaluate`.
+        trust: import code from outside of vernal that the run names, as for `vernal resume`.
     """
-    counts = {"episodes": episodes, "max_steps": max_steps, "frames_per_second": frames_per_second}
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} is {count}; give at least 1.")
+    _require_counts(
+        episodes=[episodes], max_steps=[max_steps], frames_per_second=[frames_per_second]
+    )
+    _require_seed(seed)
     folder = RunFolder(run)
     path = next_free_path(folder.path / "agent.gif") if output is None else output
     require_film(path)
-    config, environment, agent, state = training.load(folder, member=member)
+    config, environment, agent, state = training.load(folder, member=member, trust=trust)
     if not hasattr(environment, "animate"):
         raise ValueError(
             f"{config.environment} has no method animate(states, interval) that could draw it."
@@ -386,6 +440,8 @@ def plot(runs: Positional[list[Path]], *, output: Path | None = None) -> None:
         runs: folders of the runs.
         output: picture to write; curve.png here by default, or curve-2.png and so on.
     """
+    if not runs:
+        raise ValueError("name the runs to plot, as in: vernal plot runs/maze-medium/ppo/seed-0.")
     for run in runs:
         RunFolder(run).read_config()
     path = next_free_path(Path("curve.png")) if output is None else output
@@ -414,7 +470,7 @@ def _list_environments() -> None:
     table.columns[0].no_wrap = True
     for name in environment_names():
         table.add_row(name, *_try_out(name, {}))
-    Console().print(table)
+    make_console().print(table)
     print("options of one, as of Maze-v0: vernal envs Maze-v0")
 
 
@@ -430,9 +486,9 @@ def _describe_environment(name: str, arguments: dict[str, str]) -> None:
         for option, (_, default) in inner.items():
             table.add_row(f"  {option}", _describe_default(default))
     actions, works = _try_out(name, arguments)
-    Console().print(f"{name}  actions: {actions or 'unknown'}  works here: {works}")
+    make_console().print(f"{name}  actions: {actions or 'unknown'}  works here: {works}")
     if table.rows:
-        Console().print(table)
+        make_console().print(table)
         print(f"choose, as in: vernal train ppo {name} --env-arg NAME=VALUE")
     else:
         print("It has no options.")
@@ -451,19 +507,21 @@ def _try_out(name: str, arguments: dict[str, str]) -> tuple[str, str]:
         eqx.filter_eval_shape(make_default_network(environment), jax.random.key(0))
         return f"{codec.kind} {codec.output_shape}", "yes"
     except ValueError as error:
-        return "", f"no: {escape(str(error))}"
+        return "", f"no: {error}"
 
 
 def _say_what_came(folder: RunFolder) -> None:
     """Where the run is, and of several agents what they reached; the first process says it."""
     if not hosts.is_first():
         return
-    if RunConfig.from_dict(folder.read_config()).is_several:
+    config = RunConfig.from_dict(folder.read_config())
+    if config.is_several:
         _print_summary(folder)
     print(f"run: {folder.path}")
     if folder.curve_path.is_file():
         print(f"curve: {folder.curve_path}")
-    print(f"next: vernal watch {folder.path}  or  vernal evaluate {folder.path}")
+    run = shlex.quote(str(folder.path)) + (" --trust" if config.find_outside() else "")
+    print(f"next: vernal watch {run}  or  vernal evaluate {run}")
 
 
 def _print_summary(folder: RunFolder) -> None:
@@ -486,7 +544,7 @@ def _print_summary(folder: RunFolder) -> None:
             "" if math.isnan(summary.iqm) else f"{summary.iqm:.3f} ({low:.3f} to {high:.3f})",
             _known(summary.whole),
         )
-    Console().print(table)
+    make_console().print(table)
 
 
 def _known(value: float, before: str = "") -> str:

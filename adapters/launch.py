@@ -7,7 +7,9 @@ used, and importing Jumanji uses it.
 import argparse
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 import jax
 
 from . import hosts
+from .output import make_output_safe
 from .runs.folder import RunFolder
 
 
@@ -38,6 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: words after `vernal`; the process's own by default.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    make_output_safe()
+    if arguments == ["--version"]:
+        print(describe_version())
+        return
+    # Pictures go to files. A notebook names a backend to its child processes that works only there.
+    os.environ["MPLBACKEND"] = "agg"
     try:
         prepare(arguments)
     except ValueError as error:
@@ -55,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         traceback.print_exc()
         _leave_at_once()
+
+
+def describe_version() -> str:
+    """As `vernal 0.1.0 (jax 0.10.2, Python 3.11.7)`."""
+    ours, jax_version = map(importlib.metadata.version, ("vernal", "jax"))
+    return f"vernal {ours} (jax {jax_version}, Python {platform.python_version()})"
 
 
 def _leave_at_once() -> None:
@@ -91,7 +106,7 @@ def prepare(arguments: Sequence[str]) -> None:
         )
     if given.devices is None and arguments[:1] == ["resume"]:
         devices = _recorded_devices(arguments[1:])
-    if devices:
+    if devices and devices <= _MOST_PARTS:
         jax.config.update("jax_num_cpu_devices", devices)
 
 
@@ -100,8 +115,13 @@ def _recorded_devices(words: Sequence[str]) -> int | None:
     for folder in (RunFolder(Path(word)) for word in words):
         if folder.config_path.is_file():
             with contextlib.suppress(ValueError):
-                return folder.read_config().get("devices")
+                count = folder.read_config().get("devices")
+                return count if type(count) is int and count > 0 else None
     return None
+
+
+# A CPU cut into more parts starts for hours; what asks for them is refused once JAX has started.
+_MOST_PARTS = 1024
 
 
 def _whole(text: str | None) -> int | None:

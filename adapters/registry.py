@@ -17,6 +17,13 @@ BUILT_IN: dict[str, Callable[[], Any]] = {
     "maze-medium": make_medium_maze,
 }
 
+# Of Jumanji's classes those that go outside of the program when they are made.
+_GOING_OUT = {
+    "DeepMindGenerator": "downloads levels",
+    "HuggingFaceDeepMindGenerator": "downloads levels",
+    "CSVGenerator": "reads a file",
+}
+
 
 def environment_names() -> list[str]:
     """Every name that `make_environment` knows, vernal's own first.
@@ -68,6 +75,29 @@ or maze-medium? `vernal envs` lists all.
         environment = make(**keywords)
     check_own_environment(environment, full_name)
     return environment
+
+
+def find_outside(name: str, arguments: Mapping[str, str]) -> list[str]:
+    """Find what making an environment does that a stranger should not have done.
+
+    Args:
+        name: as for `make_environment`.
+        arguments: likewise.
+
+    Returns:
+        Clauses; none for an environment that is computed by what is installed here.
+
+    Example:
+        >>> find_outside("my_package:Corridor", {"length": "5"})
+        ['imports and runs my_package:Corridor as its environment']
+        >>> find_outside("Sokoban-v0", {"generator": "DeepMindGenerator"})
+        ['downloads levels for its DeepMindGenerator']
+        >>> find_outside("Maze-v0", {"generator": "ToyGenerator"})
+        []
+    """
+    if ":" in name:
+        return [f"imports and runs {name} as its environment"]
+    return [f"{_GOING_OUT[v]} for its {v}" for v in arguments.values() if v in _GOING_OUT]
 
 
 def find_options(name: str, arguments: Mapping[str, str] | None = None) -> Options:

@@ -1,7 +1,10 @@
 """A run's agents as one compiled program: one agent, or many side by side, on some devices."""
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,6 +18,7 @@ from ..agents.agent import Agent
 from ..mesh import Devices, make_mesh
 from ..networks import NETWORKS
 from ..registry import make_environment
+from .checkpoints import array_shapes
 from .config import AGENTS, RunConfig
 
 
@@ -36,12 +40,12 @@ class Program(NamedTuple):
     agent: Agent
     members: list[dict[str, Any]]
     init: Callable[[], Any]
-    step: Callable[[Any], tuple[Any, Any, Any]]
+    step: jax.stages.Wrapped
     shapes: PyTree
     shardings: PyTree
 
 
-def make_program(config: RunConfig) -> Program:
+def make_program(config: RunConfig, *, trust: bool = False) -> Program:
     """Build a run's program; nothing compiles or is written yet.
 
     One agent is spread over the devices by its environments. Of several, each device trains
@@ -49,13 +53,17 @@ def make_program(config: RunConfig) -> Program:
 
     Args:
         config: the run.
+        trust: whether to import code from outside of vernal that it names, and the like (see
+            `RunConfig.find_outside`); a configuration that was read from a folder is as
+            trustworthy as whoever wrote it.
 
     Returns:
         The program.
 
     Raises:
-        ValueError: the environment is unknown, something does not fit it, or there are too few
-            devices, or as many as do not divide what is spread over them.
+        ValueError: the environment is unknown or not trusted, something does not fit it, there
+            are too few devices, or as many as do not divide what is spread over them, or the
+            state is larger than their memory.
 
     Example:
         >>> from ..agents.ppo import PPOConfig
@@ -65,6 +73,12 @@ def make_program(config: RunConfig) -> Program:
         >>> metrics.gradient_norm.shape
         (3,)
     """
+    outside = config.find_outside()
+    if outside and not trust:
+        raise ValueError(
+            f"this run {' and '.join(outside)}, as whoever wrote its folder chose; if you trust "
+            "them, allow it with --trust (trust=True from Python)."
+        )
     environment = make_environment(config.environment, config.environment_arguments)
     make_agent = functools.partial(
         AGENTS[config.agent].make,
@@ -93,7 +107,11 @@ def make_program(config: RunConfig) -> Program:
     arguments = seeds, type(agent.hyperparameters)(**numbers)
     if len(members) == 1:
         arguments = jax.tree.map(lambda x: x[0], arguments)
-    shapes = jax.eval_shape(run.init, *arguments)
+    with memory_faults():
+        shapes = jax.eval_shape(run.init, *arguments)
+    shardings = None if mesh is None else _shardings(mesh, run.specs, shapes)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in array_shapes(shapes).values())
+    _require_memory("the state of this run", size // (1 if mesh is None else mesh.size), shardings)
     return Program(
         environment=environment,
         agent=agent,
@@ -101,8 +119,73 @@ def make_program(config: RunConfig) -> Program:
         init=functools.partial(jax.jit(run.init), *arguments),
         step=jax.jit(run.step, donate_argnums=0),
         shapes=shapes,
-        shardings=None if mesh is None else _shardings(mesh, run.specs, shapes),
+        shardings=shardings,
     )
+
+
+def compile_step(program: Program, state: Any) -> None:
+    """Compile what trains, and refuse what takes more memory than there is.
+
+    Args:
+        program: its `step` need not compile again.
+        state: what it will be called with.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    with memory_faults():
+        needed = program.step.lower(state).compile().memory_analysis()
+    if needed is not None:  # Not every backend knows.
+        size = needed.argument_size_in_bytes + needed.temp_size_in_bytes
+        size += needed.output_size_in_bytes - needed.alias_size_in_bytes
+        _require_memory("training", size, program.shardings)
+
+
+@contextmanager
+def memory_faults() -> Iterator[None]:
+    """Say in a sentence that something is too large for memory or for JAX's numbers.
+
+    Raises:
+        ValueError: it is.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError, OverflowError) as error:
+        is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        if not is_memory and not isinstance(error, OverflowError):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+        raise ValueError(f"this run is too large ({reason}); {_SMALLER}") from error
+
+
+_SMALLER = (
+    "take fewer environments (envs), shorter rollouts (rollout_steps), fewer agents, or more "
+    "devices."
+)
+
+
+def _require_memory(what: str, size: int, shardings: PyTree) -> None:
+    """Refuse what takes more of a device's memory than it has."""
+    device = jax.local_devices()[0]
+    room = (device.memory_stats() or {}).get("bytes_limit")
+    if device.platform == "cpu":  # Several devices share one memory.
+        lies_on = [sharding.addressable_devices for sharding in jax.tree.leaves(shardings)]
+        size, room = size * (len(lies_on[0]) if lies_on else 1), _system_memory()
+    if room is not None and size > room:
+        raise ValueError(
+            f"{what} takes {size / 1e9:,.1f} GB of memory, and there are {room / 1e9:,.1f}; "
+            f"{_SMALLER}"
+        )
+
+
+def _system_memory() -> int | None:
+    """Bytes of memory that this process may have; `None` where the system does not say."""
+    known = []
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = Path("/sys/fs/cgroup/memory.max")  # Of a container; "max" where there is none.
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min([*known, *([int(text)] if text.isdecimal() else [])], default=None)
 
 
 class _Functions(NamedTuple):

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..output import make_console
 from .training import Progress
 
 
@@ -23,7 +23,7 @@ def progress_line(log_every_seconds: float = 5.0) -> Iterator[Callable[[Progress
     Yields:
         What to call after every iteration.
     """
-    console = Console()
+    console = make_console()
     if console.is_terminal:
         with Live(Text("compiling ..."), console=console) as live:
             yield lambda progress: live.update(_line(progress))
@@ -64,12 +64,18 @@ def describe(progress: Progress) -> str:
         if row["episodes"]
         else "no episode ended yet"
     )
-    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    left = "" if progress.seconds_left is None else f" · {_clock(progress.seconds_left)} left"
     return (
         f"{row['steps']:,} steps · {row['steps_per_second']:,}/s · {episodes} · "
         f"policy {row['policy']:.3f} value {row['value']:.3f} entropy {row['entropy']:.2f} "
-        f"kl {row['kl']:.4f} · {minutes}:{seconds:02d} left"
+        f"kl {row['kl']:.4f}{left}"
     )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def _line(progress: Progress) -> Table:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,15 +17,17 @@ import numpy as np
 
 from .. import hosts
 from ..agents.agent import Agent
-from .checkpoints import Checkpoints, array_shapes, as_state, flatten
-from .config import RunConfig, differences, versions
+from .checkpoints import Checkpoints, Damaged, array_shapes, as_state, flatten, require_name
+from .config import RunConfig, differences, jax_options, versions
 from .curve import draw_curve
-from .folder import RunFolder, create_run_folder, next_free_path
-from .program import Program, make_program
+from .folder import RunFolder, create_run_folder, next_free_path, require_free, resume_command
+from .program import Program, compile_step, make_program, memory_faults
 from .summary import describe_setting
 
 # A run that meets NaN again and again after it was set back is not to be helped.
 _MOST_SETBACKS = 10
+# Options of JAX that give arrays other shapes or dtypes: a state cannot be read under others.
+_SHAPING = ("jax_default_prng_impl", "jax_enable_x64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +62,14 @@ class Progress:
     Attributes:
         row: what its line of `metrics.jsonl` says; of several agents, the means.
         iterations: how many there will be in all.
-        seconds_left: estimated from the iterations so far.
+        seconds_left: estimated from the iterations after the first one, in which there is much
+            that happens once; `None` before there are any.
         agents: how many there are.
     """
 
     row: dict[str, Any]
     iterations: int
-    seconds_left: float
+    seconds_left: float | None
     agents: int = 1
 
 
@@ -87,7 +90,7 @@ class Loaded(NamedTuple):
 
 
 class Preempted(KeyboardInterrupt):
-    """SIGTERM came, as a cluster sends it before it takes a machine away; the state is saved."""
+    """SIGTERM or SIGHUP came, as before a machine or a terminal goes away; the state is saved."""
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -111,7 +114,7 @@ def default_folder(config: RunConfig) -> Path:
 
 def start(
     config: RunConfig,
-    path: Path | None,
+    path: Path | str | None,
     report: Callable[[Progress], None],
     safety: Safety = _SAFE,
 ) -> RunFolder:
@@ -127,16 +130,28 @@ def start(
         The run's folder.
 
     Raises:
-        ValueError: the folder exists, the configuration does not fit, or training broke.
+        ValueError: the folder exists, the configuration does not fit, it takes more memory than
+            there is, or training broke.
         OSError: something could not be written; what was written before is whole.
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
         Preempted: SIGTERM; the same.
     """
     safety.check()
-    program = make_program(config)
+    program = make_program(config, trust=True)
+
+    def choose() -> str:
+        free = default_folder(config) if path is None else Path(path)
+        require_name(free)
+        require_free(free)
+        return str(free)
+
+    # All that may fail comes before there is anything to clear away.
+    hosts.from_first(choose)
+    state = _init(program)
+    compile_step(program, state)
 
     def create() -> str:
-        folder = create_run_folder(default_folder(config) if path is None else path)
+        folder = create_run_folder(Path(choose()))
         try:
             folder.write_config(config.to_dict())
         except OSError:
@@ -145,7 +160,13 @@ def start(
         return str(folder.path)
 
     folder = RunFolder(Path(hosts.from_first(create)))
-    _Training(config, program, folder, report, safety).run(program.init())
+    try:
+        with _owned(folder):
+            _Training(config, program, folder, report, safety).run(state)
+    except BaseException:
+        if hosts.is_first():
+            folder.remove_unused()
+        raise
     return folder
 
 
@@ -157,8 +178,9 @@ def resume(
     steps: int | None = None,
     devices: int | None = None,
     any_versions: bool = False,
+    trust: bool = False,
 ) -> RunFolder:
-    """Go on with a run from its newest checkpoint, as if it had never stopped.
+    """Go on with a run from its newest whole checkpoint, as if it had never stopped.
 
     On as many devices and with the same software it is the same bit for bit.
 
@@ -168,68 +190,88 @@ def resume(
         safety: what to do so that nothing is lost.
         steps: environment steps to train for in all; as configured by default.
         devices: how many to train on; as many as before by default.
-        any_versions: go on with other versions of libraries than the run was begun with.
+        any_versions: go on with other versions of libraries or options of JAX than the run was
+            begun with.
+        trust: whether to import code of one's own that its configuration names.
 
     Returns:
         The run's folder.
 
     Raises:
-        ValueError: this is no run, its checkpoint does not fit, or it has come so far already.
+        ValueError: this is no run, another process trains it, its checkpoints do not fit or are
+            damaged, it is not trusted, or it has come so far already.
         OSError: something could not be written; what was written before is whole.
         KeyboardInterrupt: Ctrl-C; the last iteration's state is saved.
         Preempted: SIGTERM; the same.
     """
     safety.check()
     values = hosts.from_first(folder.read_config)
-    if not any_versions:
-        _require_versions(folder, values.get("versions", {}))
     config = RunConfig.from_dict(values)
     changes = {"steps": steps, "devices": devices}
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
-    program = make_program(config)
-    state = _restore(folder, config, program)
-    # Where it stopped before its first checkpoint, its configuration is all of it.
-    state = program.init() if state is None else state
-    done = _iteration(state)
-    taken = done * program.agent.steps_per_iteration
-    if taken >= config.steps:
-        raise ValueError(
-            f"{folder.path} has taken {taken:,} steps already, and {config.steps:,} are asked "
-            "for; ask for more with --steps."
-        )
+    _require_same_software(folder, values, any_versions=any_versions)
+    program = make_program(config, trust=trust)
+    with _owned(folder):
+        state = _restore(folder, config, program, is_owner=True)
+        if state is None:
+            _say(f"{folder.path} holds no checkpoint; it begins from the start.")
+            state = _init(program)
+        done = _iteration(state)
+        taken = done * program.agent.steps_per_iteration
+        if taken >= config.steps:
+            raise ValueError(
+                f"{folder.path} has taken {taken:,} steps already, and {config.steps:,} are asked "
+                "for; ask for more with --steps."
+            )
+        compile_step(program, state)
 
-    def cut() -> None:
-        folder.replace_config(config.to_dict())
-        folder.cut_metrics(done)
+        def cut() -> None:
+            folder.replace_config(config.to_dict())
+            folder.set_metrics_aside(done)
+            gaps = set(range(1, done + 1)) - {row["iteration"] for row in folder.read_metrics()}
+            if gaps:
+                _say(
+                    f"{folder.metrics_path} lacks {len(gaps)} of the {done} iterations before, "
+                    f"from iteration {min(gaps)} on; they were lost, and the run goes on."
+                )
 
-    hosts.from_first(cut)
-    _Training(config, program, folder, report, safety).run(state)
+        hosts.from_first(cut)
+        _Training(config, program, folder, report, safety).run(state)
     return folder
 
 
-def load(folder: RunFolder, *, best: bool = False, member: int | None = None) -> Loaded:
+def load(
+    folder: RunFolder, *, best: bool = False, member: int | None = None, trust: bool = False
+) -> Loaded:
     """Make a run's agent again, on one device.
+
+    Where the checkpoint is damaged the newest whole one is taken, and a line says so.
 
     Args:
         folder: the run.
         best: its best checkpoint; the newest by default.
         member: which of several agents, from 0; by default the one with the highest mean return
             at last.
+        trust: whether to import code of one's own that the run's configuration names.
 
     Returns:
         Configuration, environment, agent, and the agent's state.
 
     Raises:
-        ValueError: this is no run, its checkpoint does not fit, or there is no such member.
+        ValueError: this is no run, its checkpoints do not fit or are damaged, it is not trusted,
+            or there is no such member.
     """
-    config = dataclasses.replace(RunConfig.from_dict(folder.read_config()), devices=1)
-    program = make_program(config)
+    values = folder.read_config()
+    config = dataclasses.replace(RunConfig.from_dict(values), devices=1)
+    _require_same_software(folder, values, any_versions=True)
+    program = make_program(config, trust=trust)
     state = _restore(folder, config, program, best=best)
     if state is None:
         raise ValueError(f"{folder.path} holds no checkpoint yet; train the run first.")
     count = len(program.members)
     if member is not None and not 0 <= member < count:
-        raise ValueError(f"member is {member}; this run has {count}, so give 0 to {count - 1}.")
+        wanted = f"{count}, so give 0 to {count - 1}" if count > 1 else "one agent; give 0"
+        raise ValueError(f"member is {member}; this run has {wanted}.")
     if count > 1:
         chosen = best_member(folder, program.members) if member is None else member
         state = jax.tree.map(lambda x: x[chosen], state)
@@ -244,33 +286,72 @@ def best_member(folder: RunFolder, members: list[dict[str, Any]]) -> int:
     """Which agent of those that came to the last iteration had the highest mean return at last."""
     rows = folder.read_metrics()
     last: dict[int, float] = {}
-    arrived = {0}
+    arrived = set()
     for row in rows:
-        member = members.index({name: row[name] for name in members[0]})
-        if row["mean_return"] is not None:
-            last[member] = row["mean_return"]
-        if row["iteration"] == rows[-1]["iteration"]:
+        setting = {name: row.get(name) for name in members[0]}
+        member = members.index(setting) if setting in members else None
+        if member is not None and row["iteration"] == rows[-1]["iteration"]:
             arrived.add(member)
-    return max(arrived, key=lambda member: last.get(member, -math.inf))
+        if member is not None and row["mean_return"] is not None:
+            last[member] = row["mean_return"]
+    if not arrived:
+        raise ValueError(
+            f"{folder.metrics_path} does not tell which of the {len(members)} agents is best; "
+            f"choose one with --member, from 0 to {len(members) - 1}."
+        )
+    return max(sorted(arrived), key=lambda member: last.get(member, -math.inf))
 
 
-def _require_versions(folder: RunFolder, recorded: dict[str, str]) -> None:
-    changed = [
-        f"{name} is {here}, and was {recorded[name]}"
-        for name, here in versions().items()
-        if recorded.get(name, here) != here
-    ]
-    if changed:
+def _init(program: Program) -> Any:
+    with memory_faults():
+        return jax.block_until_ready(program.init())
+
+
+@contextmanager
+def _owned(folder: RunFolder) -> Iterator[None]:
+    """Be the only ones who train a run; of several processes the first one stands for all."""
+    with ExitStack() as stack:
+        hosts.from_first(lambda: stack.enter_context(folder.own()))
+        yield
+
+
+def _require_same_software(
+    folder: RunFolder, values: dict[str, Any], *, any_versions: bool
+) -> None:
+    """Refuse what would not go on as it was, or could not even be read."""
+    here = {**versions(), **jax_options()}
+    there = {**values.get("versions", {}), **values.get("jax_options", {})}
+    changed = {
+        name: f"{name} is {here[name]}, and was {there[name]}"
+        for name in here
+        if there.get(name, here[name]) != here[name]
+    }
+    unreadable = [changed[name] for name in _SHAPING if name in changed]
+    if unreadable:
+        raise ValueError(
+            f"{folder.path} was trained with another option of JAX, and its numbers cannot be read "
+            f"with this one: {'; '.join(unreadable)}. Set it as it was."
+        )
+    if changed and not any_versions:
         raise ValueError(
             f"{folder.path} was trained with other software, so it would not go on as it was: "
-            f"{'; '.join(changed)}. Install those versions, or accept that with --any-versions."
+            f"{'; '.join(changed.values())}. Go back to what it was, or accept that with "
+            "--any-versions."
         )
 
 
 def _restore(
-    folder: RunFolder, config: RunConfig, program: Program, *, best: bool = False
+    folder: RunFolder,
+    config: RunConfig,
+    program: Program,
+    *,
+    best: bool = False,
+    is_owner: bool = False,
 ) -> Any | None:
-    """The state of a checkpoint, where the program wants it; `None` if there is none."""
+    """The state of the newest whole checkpoint, where the program wants it; `None` without any.
+
+    Its owner moves those that are damaged out of the way: training comes there again.
+    """
     shapes = array_shapes(program.shapes)
     arrays: dict[str, Any] = {}
 
@@ -279,14 +360,27 @@ def _restore(
             return False
         checkpoints = Checkpoints(folder.checkpoints_path, read_only=True)
         try:
-            iterations = checkpoints.iterations()
-            if not iterations:
-                return False
-            iteration = checkpoints.best_iteration() if best else iterations[-1]
-            iteration = iterations[-1] if iteration is None else iteration
-            _require_same(folder, config, iteration, checkpoints.about(iteration))
-            arrays.update(checkpoints.restore_arrays(program.shapes, iteration))
-            return True
+            order = checkpoints.iterations()[::-1]
+            if best and (first := checkpoints.best_iteration()) is not None:
+                order = [first, *(n for n in order if n != first)]
+            damaged: dict[int, str] = {}
+            for iteration in order:
+                try:
+                    _require_same(folder, config, iteration, checkpoints.about(iteration))
+                    arrays.update(checkpoints.restore_arrays(program.shapes, iteration))
+                except Damaged as error:
+                    damaged[iteration] = str(error)
+                    continue
+                for number, what in damaged.items():
+                    moved = f" and now lies in {checkpoints.set_aside(number)}" if is_owner else ""
+                    _say(f"{what}{moved}; that of iteration {iteration} is used.")
+                return True
+            if damaged:
+                raise ValueError(
+                    f"{'; '.join(damaged.values())}: no whole one is left. Bring back a copy of "
+                    "the folder, or train again in another."
+                )
+            return False
         finally:
             checkpoints.close()
 
@@ -299,8 +393,14 @@ def _require_same(
     folder: RunFolder, config: RunConfig, iteration: int, about: dict[str, Any]
 ) -> None:
     here = config.to_dict()
-    # Read and written again, it has the settings that are newer than it, as config.toml does.
-    there = RunConfig.from_dict(about["config"]).to_dict() if "config" in about else here
+    try:
+        # Read and written again, it has the settings that are newer than it, as config.toml does.
+        there = RunConfig.from_dict(about["config"]).to_dict() if "config" in about else here
+    except (ValueError, TypeError) as error:  # What config.toml says was read before.
+        raise Damaged(
+            f"the checkpoint of iteration {iteration} in {folder.path} is damaged: it does not "
+            "tell its configuration"
+        ) from error
     changed = differences(here, there)
     if changed:
         raise ValueError(
@@ -315,10 +415,10 @@ def _place(arrays: dict[str, Any], program: Program) -> Any:
         return as_state(arrays, program.shapes)
     placed = {}
     for path, sharding in jax.tree.leaves_with_path(program.shardings):
-        array = np.asarray(arrays[jax.tree_util.keystr(path)])
-        placed[jax.tree_util.keystr(path)] = jax.make_array_from_callback(
-            array.shape, sharding, array.__getitem__
-        )
+        name = jax.tree_util.keystr(path)
+        if name in arrays:  # One without elements is not.
+            array = np.asarray(arrays[name])
+            placed[name] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
     return as_state(placed, program.shapes)
 
 
@@ -340,7 +440,7 @@ class _Training:
     ) -> None:
         self.config, self.program, self.folder = config, program, folder
         self.report, self.safety = report, safety
-        self.iterations = math.ceil(config.steps / program.agent.steps_per_iteration)
+        self.iterations = -(-config.steps // program.agent.steps_per_iteration)
         self.score = -math.inf
         self.left_behind: set[int] = set()
         # How often the run was set back, and before which iteration.
@@ -364,7 +464,7 @@ class _Training:
         """Make ready to write; gives the agents that were left behind before."""
         self.checkpoints = Checkpoints(self.folder.checkpoints_path, keep=self.safety.keep)
         rows = self.folder.read_metrics()
-        known = [row for row in rows if row["mean_return"] is not None]
+        known = [row for row in rows if row.get("mean_return") is not None]
         if known:
             last = [row for row in known if row["iteration"] == known[-1]["iteration"]]
             self.score = _mean_row(last)["mean_return"]
@@ -372,15 +472,15 @@ class _Training:
         if not rows or len(members) == 1:
             return []
         there = [row for row in rows if row["iteration"] == rows[-1]["iteration"]]
-        arrived = [{name: row[name] for name in members[0]} for row in there]
+        arrived = [{name: row.get(name) for name in members[0]} for row in there]
         return [number for number, member in enumerate(members) if member not in arrived]
 
     def _loop(self, state: Any, received: Callable[[], int]) -> None:
         first = iteration = _iteration(state)
-        began = saved = time.monotonic()
+        began = saved = steady = time.monotonic()
         while iteration < self.iterations:
             before = time.monotonic()
-            with hosts.hearing_others():
+            with memory_faults(), hosts.hearing_others():
                 state, metrics, healthy = self.program.step(state)
                 metrics, healthy = jax.device_get((metrics, healthy))
             rows = self._rows(iteration + 1, metrics)
@@ -397,7 +497,9 @@ class _Training:
             speed = self.program.agent.steps_per_iteration * len(rows) / (now - before)
             times = {"seconds": round(now - began, 3), "steps_per_second": round(speed)}
             rows = [{**row, **times} for n, row in enumerate(rows) if n not in self.left_behind]
-            left = (now - began) / (iteration - first) * (self.iterations - iteration)
+            if iteration == first + 1:
+                steady = now
+            left = _seconds_left(now - steady, iteration - first - 1, self.iterations - iteration)
             self._record(Progress(_mean_row(rows), self.iterations, left, len(rows)), rows)
             is_due = now - saved >= self.safety.save_every
             word = hosts.agree(hosts.Word(is_due, received(), self.fault))
@@ -406,7 +508,8 @@ class _Training:
             if word.save or word.signal or iteration == self.iterations:
                 self._save(iteration, state)
                 saved = time.monotonic()
-            if word.signal and not (word.signal == signal.SIGTERM and iteration == self.iterations):
+            is_ended = iteration == self.iterations and word.signal != signal.SIGINT
+            if word.signal and not is_ended:
                 self._finish(iteration)
                 raise self._stop(word.signal, iteration)
         self._finish(iteration)
@@ -476,7 +579,9 @@ class _Training:
         self.broke_in = iteration
         if self.setbacks > _MOST_SETBACKS:
             raise ValueError(f"{fault} It was set back {_MOST_SETBACKS} times, in vain.")
-        state = _restore(self.folder, self.config, self.program)
+        state = _restore(self.folder, self.config, self.program, is_owner=True)
+        if self.checkpoints is not None:
+            self.checkpoints.reload()
         state = self.program.init() if state is None else state
         done = _iteration(state)
         self.unwritten = [row for row in self.unwritten if row["iteration"] <= done]
@@ -533,24 +638,32 @@ class _Training:
                 raise OSError(
                     self.fault
                     or f"the state of iteration {iteration}, the last one, is not saved; make "
-                    f"room, then go on with `vernal resume {self.folder.path}`."
+                    f"room, then go on with `{resume_command(self.folder.path)}`."
                 )
             if any(row["episodes"] for row in self.folder.read_metrics()):
                 try:
                     draw_curve([self.folder], self.folder.curve_path)
-                except OSError as error:
+                except Exception as error:  # Of no picture is a run to die.
                     _say(f"the curve could not be drawn ({error}).")
 
         hosts.from_first(finish)
 
     def _stop(self, number: int, iteration: int) -> KeyboardInterrupt:
         is_complete = iteration == self.iterations
-        goes_on = f"`vernal resume {self.folder.path}` goes on"
-        kind = Preempted if number == signal.SIGTERM else KeyboardInterrupt
+        trust = " --trust" if self.config.find_outside() else ""
+        goes_on = f"`{resume_command(self.folder.path)}{trust}` goes on"
+        kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         return kind(
             f"stopped after iteration {iteration}, whose state is saved; "
             f"{'the run is complete' if is_complete else goes_on}."
         )
+
+
+def _seconds_left(seconds: float, done: int, ahead: int) -> float | None:
+    """Time for the iterations ahead, at the speed of those that are done after the first one."""
+    if ahead == 0:
+        return 0.0
+    return seconds / done * ahead if done else None
 
 
 def _row(iteration: int, steps: int, metrics: Any) -> dict[str, Any]:
@@ -579,16 +692,21 @@ def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _say(text: str) -> None:
     if hosts.is_first():
-        print(f"vernal: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # The terminal may be gone.
+            print(f"vernal: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """Remember Ctrl-C or SIGTERM, to answer it between iterations; a second Ctrl-C acts at once.
+    """Remember a signal, to answer it between iterations; a second Ctrl-C acts at once.
 
-    A second SIGTERM does not: clusters send it to a job and to its steps.
+    A second SIGTERM does not: clusters send it to a job and to its steps. SIGHUP says that the
+    terminal is gone, which `nohup` has told us to ignore.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        numbers.append(hangup)
     received = [0]
     if threading.current_thread() is not threading.main_thread():
         yield lambda: received[0]

@@ -1,7 +1,10 @@
 """The command: what a newcomer types, and what is said to bad input."""
 
 import dataclasses
+import importlib.metadata
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -92,6 +95,8 @@ def test_train_evaluate_watch_plot(vernal, tmp_path):
         ("evaluate nowhere", "nowhere is no run"),
         ("watch nowhere", "nowhere is no run"),
         ("plot nowhere", "nowhere is no run"),
+        ("plot", "name the runs to plot, as in: vernal plot runs/"),
+        ("evaluate nowhere --max-steps 0", "max_steps is 0; give at least 1"),
         ("resume nowhere", "nowhere is no run"),
     ],
 )
@@ -99,6 +104,7 @@ def test_bad_input_ends_in_a_sentence_and_writes_nothing(vernal, tmp_path, words
     code, output, errors = vernal(*words.split())
     assert code != 0
     assert sentence in " ".join((output + errors).replace("│", " ").split())
+    assert "tyro" not in output + errors
     assert "Traceback" not in output + errors
     assert list(tmp_path.iterdir()) == []
 
@@ -126,6 +132,40 @@ def test_simulations_of_an_agent_that_does_not_search_are_refused(vernal, tmp_pa
     assert "ppo does not search; leave --simulations away" in errors
     code, _, errors = vernal("evaluate", run, "--simulations", "0")
     assert "simulations is 0; give at least 1" in errors
+
+
+def test_episodes_that_need_not_end_are_cut_and_counted(vernal, tmp_path):
+    vernal("train", "ppo", "maze-easy", *SMALL)
+    run = str(tmp_path / "runs" / "maze-easy" / "ppo" / "seed-0")
+    code, output, errors = vernal("evaluate", run, "--episodes", "4", "--max-steps", "3")
+    assert code == 0, errors
+    (line,) = [line for line in output.splitlines() if "greedy" in line]
+    assert "4 of 4" in line
+    assert "cut: left after 3 steps; --max-steps allows more." in output
+
+
+def test_option_values_that_look_like_markup_are_shown(vernal, tmp_path, monkeypatch):
+    (tmp_path / "levels.py").write_text(
+        "from jumanji.environments import Maze\n\n"
+        "def make(level: str = 'none'):\n    return Maze(time_limit=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for value in ("[/data/easy]", "[easy]"):
+        code, output, errors = vernal("envs", "levels:make", "--env-arg", f"level={value}")
+        assert code == 0, errors
+    words = ["--env-arg", "level=[/data/easy]", "--network=spec", *SMALL]
+    code, output, errors = vernal("train", "ppo", "levels:make", *words)
+    assert code == 0, errors
+    run = str(tmp_path / "runs" / "make" / "ppo" / "seed-0")
+    code, output, errors = vernal("evaluate", run, "--episodes", "2", "--trust")
+    assert code == 0, errors
+    assert "level=[/data/easy]" in output
+
+
+def test_version_is_told_by_the_command_and_by_the_module():
+    for words in (["-m", "vernal"], ["-c", "from vernal.adapters.launch import main; main()"]):
+        told = subprocess.check_output([sys.executable, *words, "--version"], text=True)
+        assert told.startswith(f"vernal {importlib.metadata.version('vernal')} (jax ")
 
 
 def test_existing_folder_is_refused(vernal, tmp_path):

@@ -1,11 +1,15 @@
 """Environments by name."""
 
+import ast
 import socket
+from pathlib import Path
 
 import jumanji
 import pytest
+from jumanji import environments
+from jumanji.environments.routing.maze.generator import Generator as MazeGenerator
 
-from vernal.adapters.registry import environment_names, make_environment
+from vernal.adapters.registry import environment_names, find_outside, make_environment
 
 from .environments_for_tests import OFFLINE, make_once
 
@@ -111,3 +115,32 @@ def test_what_does_not_fit_is_refused_in_a_sentence(name, arguments, sentence):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         make_environment(name, arguments)
     assert str(error.value).startswith(sentence)
+
+
+def test_a_part_is_only_a_class_of_the_environments_own_package():
+    made = []
+
+    class Generator(MazeGenerator):
+        def __init__(self, num_rows: int = 5, num_cols: int = 5):
+            made.append(self)
+
+        def __call__(self, key):
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match="Maze-v0 has no generator 'Generator'; choose one of"):
+        make_environment("Maze-v0", {"generator": Generator.__name__})
+    assert made == []
+
+
+def test_what_goes_outside_is_all_that_jumanji_has():
+    """Every class that may be chosen by name and opens a file or asks the network."""
+    found = set()
+    for path in Path(environments.__path__[0]).rglob("generator.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and any(
+                word in ast.unparse(node) for word in ("open(", "requests", "hf_hub", "load(")
+            ):
+                found.add(node.name)
+    assert found == {"DeepMindGenerator", "HuggingFaceDeepMindGenerator", "CSVGenerator"}
+    for name in found:
+        assert find_outside("Sokoban-v0", {"generator": name})

@@ -372,7 +372,7 @@ def test_nan_is_noticed_in_its_iteration_and_named(broken, tmp_path):
         training.start(broken, folder.path, ignore, ALWAYS)
     broke, saved = map(int, re.findall(wanted, str(stop.value))[0])
     assert saved == broke - 1 == len(folder.read_metrics())
-    state = training.load(folder).state
+    state = training.load(folder, trust=True).state
     assert int(state.iteration) == saved
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 

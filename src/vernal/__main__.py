@@ -1,0 +1,5 @@
+"""The command as `python -m vernal`."""
+
+from vernal.adapters.launch import main
+
+main()
