@@ -10,7 +10,10 @@ A spec and its mask fall into one of four kinds:
 - bounded floats: a squashed normal per coordinate.
 """
 
+import functools
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -21,8 +24,23 @@ from jumanji import specs
 
 from vernal.core import Categorical, FactorisedCategorical, SquashedNormal, mask_logits
 
+from .checks import require_members, require_specs
 from .environments import Environment, read_specs
 
+# What a mask is called, true where an action is legal, by Jumanji and Gymnasium, pgx, OpenSpiel,
+# SMAC and those who follow them.
+MASK_NAMES = (
+    "action_mask",
+    "action_masks",
+    "legal_action_mask",
+    "legal_actions_mask",
+    "legal_actions",
+    "legal_moves",
+    "valid_action_mask",
+    "valid_actions",
+    "avail_actions",
+    "available_actions",
+)
 # Without a mask that says which: more joint actions than this are as many heads.
 _JOINT_LIMIT = 1024
 # Heads whose product makes more edges than these at every node of a search tree are refused.
@@ -61,7 +79,8 @@ class ActionCodec(NamedTuple):
         dtype: its dtype.
         low: lower bounds (continuous kind).
         high: upper bounds (continuous kind).
-        is_masked: whether the observation tells which actions are legal.
+        mask: names that lead to what says in an observation which actions are legal; `None` if
+            nothing does.
     """
 
     kind: str
@@ -71,7 +90,7 @@ class ActionCodec(NamedTuple):
     dtype: Any
     low: Any = None
     high: Any = None
-    is_masked: bool = True
+    mask: tuple[str, ...] | None = None
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -88,9 +107,7 @@ class ActionCodec(NamedTuple):
 
     def legal(self, observation: Any) -> Bool[Array, "..."] | None:
         """Which outputs are legal in one state; `None` where the environment has no mask."""
-        mask = getattr(observation, "action_mask", None)
-        if self.kind == "normal":
-            return None
+        mask = None if self.mask is None else read_path(observation, self.mask)
         if self.kind == "factorised":
             padding = np.arange(self.output_shape[1]) < np.asarray(self.choices)[:, None]
             padding = jnp.asarray(padding)
@@ -134,7 +151,11 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         The codec.
 
     Raises:
-        ValueError: the action spec is of none of the four kinds, or the mask does not fit it.
+        ValueError: the action spec is of none of the four kinds, or the mask does not fit it; or
+            this is no environment.
+
+    Warns:
+        UserWarning: nothing is known by name as the mask, but something has its shape.
 
     Example:
         >>> import jumanji
@@ -145,9 +166,67 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         >>> make_action_codec(jumanji.make("Connector-v3")).output_shape
         (10, 5)
     """
+    require_members(environment)
     observation_spec, spec = read_specs(environment)
-    mask_spec = getattr(observation_spec, "action_mask", None)
-    mask_shape = tuple(mask_spec.shape) if mask_spec is not None else None
+    require_specs("the environment", observation_spec=observation_spec, action_spec=spec)
+    leaves = dict(spec_leaves(observation_spec))
+    mask = _find_mask(leaves)
+    codec = _read_action(spec, None if mask is None else tuple(leaves[mask].shape))
+    if codec.kind == "normal":
+        return codec
+    if mask is None:
+        _warn_of_unread_masks(leaves, codec)
+    return codec._replace(mask=mask)
+
+
+def spec_leaves(
+    spec: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], specs.Array]]:
+    """Each array of a spec, with the names that lead to it, outermost first.
+
+    Example:
+        >>> import jumanji
+        >>> [path for path, _ in spec_leaves(jumanji.make("Snake-v1").observation_spec)]
+        [('grid',), ('step_count',), ('action_mask',)]
+    """
+    if isinstance(spec, specs.Array):
+        yield path, spec
+        return
+    for name, part in spec._specs.items():
+        yield from spec_leaves(part, (*path, name))
+
+
+def read_path(observation: Any, path: tuple[str, ...]) -> Any:
+    """What the names of `spec_leaves` lead to in an observation."""
+    return functools.reduce(getattr, path, observation)
+
+
+def _find_mask(leaves: dict[tuple[str, ...], specs.Array]) -> tuple[str, ...] | None:
+    """Where the action mask stands: the name that comes first in the list, then the outermost."""
+    known = [
+        path
+        for path, leaf in leaves.items()
+        # Numbers of another name may mean something else, as a list of the legal actions.
+        if path and path[-1] in MASK_NAMES and (leaf.dtype == bool or path[-1] == MASK_NAMES[0])
+    ]
+    return min(known, key=lambda p: (MASK_NAMES.index(p[-1]), len(p)), default=None)
+
+
+def _warn_of_unread_masks(leaves: dict[tuple[str, ...], specs.Array], codec: ActionCodec) -> None:
+    """Say that something looks like a mask and is not read as one."""
+    heads = (len(codec.choices), max(codec.choices))
+    for path, leaf in leaves.items():
+        is_likely = leaf.dtype == bool or not {*path[-1:]}.isdisjoint(MASK_NAMES)
+        if is_likely and tuple(leaf.shape) in (codec.choices, codec.output_shape, heads):
+            warnings.warn(
+                f"the observation's '{'.'.join(path)}' has the shape of an action mask, but is not "
+                "read as one: if it is, call it action_mask and make it boolean, true where an "
+                "action is legal.",
+                stacklevel=1,  # Once for all who read the same environment.
+            )
+
+
+def _read_action(spec: Any, mask_shape: tuple[int, ...] | None) -> ActionCodec:
     # Discrete and multi-discrete specs are bounded ones too: from the narrow to the wide.
     if isinstance(spec, specs.DiscreteArray):
         count = int(spec.num_values)
@@ -157,16 +236,13 @@ def make_action_codec(environment: Environment) -> ActionCodec:
         choices = tuple(int(n) for n in np.asarray(spec.num_values).ravel())
         is_small = mask_shape is None and math.prod(choices) <= _JOINT_LIMIT
         if mask_shape == choices or is_small:
-            size, is_masked = math.prod(choices), mask_shape is not None
-            return ActionCodec(
-                "joint", (size,), choices, spec.shape, spec.dtype, is_masked=is_masked
-            )
+            return ActionCodec("joint", (math.prod(choices),), choices, spec.shape, spec.dtype)
         heads = (len(choices), max(choices))
         _require_mask(mask_shape, heads, choices)
         return ActionCodec("factorised", heads, choices, spec.shape, spec.dtype)
     if isinstance(spec, specs.BoundedArray):
         size = math.prod(spec.shape)
-        if np.issubdtype(spec.dtype, np.floating):
+        if jnp.issubdtype(spec.dtype, jnp.floating):
             low, high = (np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum))
             if np.all(np.isfinite(low)) and np.all(np.isfinite(high)):
                 return ActionCodec("normal", (2, size), (), spec.shape, spec.dtype, low, high)

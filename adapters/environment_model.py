@@ -56,7 +56,8 @@ def make_environment_model(
     in the tree first gets a key of the search's own, see `rekey_state`. What else a state hides
     from the observation is not hidden from the search: the mines of Minesweeper, say.
 
-    A step is worth as much as the next: of an environment's own discounts only 0, the end, counts.
+    Discounts are the environment's own, times gamma, as in a rollout. Behind a discount of 0
+    nothing counts, whether the episode ends there or goes on, and the search goes no further.
     Several agents act as one, whose actions are all combinations of theirs, and whose reward is
     the sum. There is no automatic reset inside. Where an episode is cut, not terminated, its last
     state has a value, and the search may look beyond it.
@@ -106,8 +107,9 @@ def make_environment_model(
         return ModelTransition(
             embedding=SimulatorState(state, timestep.observation),
             reward=outcome.reward,
-            terminal=outcome.terminated,
+            terminal=outcome.discount == 0,
             player=jnp.zeros((), jnp.int32),
+            discount=outcome.discount,
         )
 
     return EnvironmentModel(
@@ -118,9 +120,9 @@ def make_environment_model(
 def rekey_state(environment: Environment, state: PyTree, key: PRNGKeyArray) -> PyTree:
     """A state with another future: what has happened stays, what will happen is drawn anew.
 
-    Random keys in the state are typed ones, or `uint32` in a field whose name ends with `key`,
-    as in all of Jumanji. An environment that keeps its randomness elsewhere says how, by a
-    method `rekey(state, key) -> state`.
+    Random keys in the state are typed ones, or `uint32` of 2 or 4 words in a field whose name
+    ends with `key`, as in all of Jumanji. An environment that keeps its randomness elsewhere says
+    how, by a method `rekey(state, key) -> state`.
 
     Args:
         environment: whose state it is.
@@ -149,13 +151,18 @@ def rekey_state(environment: Environment, state: PyTree, key: PRNGKeyArray) -> P
     return jax.tree.unflatten(structure, fresh)
 
 
+# How many integers an old-style key is: threefry's, and those of rbg and unsafe_rbg.
+_KEY_WORDS = ((2,), (4,))
+
+
 def _require_names_of_keys(environment: Environment) -> None:
     if hasattr(environment, "rekey"):
         return
     state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
+    old_key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
     for path, leaf in jax.tree.leaves_with_path(state):
-        looks_like_key = getattr(leaf, "dtype", None) == jnp.uint32 and leaf.shape[-1:] == (2,)
-        if looks_like_key and not _is_key(path, leaf):
+        words = leaf.shape[-1:] if getattr(leaf, "dtype", None) == jnp.uint32 else ()
+        if words == old_key.shape and not _is_key(path, leaf):
             raise ValueError(
                 f"{type(environment).__name__}'s state{jax.tree_util.keystr(path)} looks like a "
                 "random key, from which a search would see the future: give its name the ending "
@@ -169,7 +176,7 @@ def _is_key(path: Any, leaf: Any) -> bool:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return True
     name = jax.tree_util.keystr(path[-1:], simple=True)
-    return name.endswith("key") and leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+    return name.endswith("key") and leaf.dtype == jnp.uint32 and leaf.shape[-1:] in _KEY_WORDS
 
 
 def _draw_like(leaf: Array, key: PRNGKeyArray) -> Array:

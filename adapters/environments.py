@@ -5,7 +5,10 @@ for every copy at every step and throws nearly all of them away. Here each copy 
 queue of episodes that were generated in batches, and takes the next one when its episode
 ends. Episode `e` of copy `i` depends on the key, on `i` and on `e`, and on nothing else: a
 trajectory does not change with the length of the queues, the size of the batches, the
-number of copies beside it, or the device it runs on.
+number of copies beside it, or the device it runs on. This holds for JAX's default random bits
+(`threefry2x32`). Under `vmap` those of `rbg` depend on what is drawn beside them, so with
+`jax_default_prng_impl` set to `rbg` a run is still the same each time, but not with queues of
+another length or on another number of devices.
 """
 
 from collections.abc import Callable
@@ -18,6 +21,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core._arrays import where
 
+from .checks import (
+    require_as_specified,
+    require_members,
+    require_no_automatic_reset,
+    require_specs,
+    require_timesteps,
+)
 from .mesh import keys_by_index, lay_out
 
 # Longer queues make larger batches, which are cheaper an episode; past 16 the gain is small.
@@ -73,13 +83,16 @@ def check_environment(environment: Environment) -> None:
     """Refuse an environment that cannot take one step after another, before anything compiles.
 
     A step must keep the structure, shapes and dtypes of the state and of the observation. In
-    JAX's 64-bit mode about half of Jumanji's environments do not.
+    JAX's 64-bit mode about half of Jumanji's environments do not. An observation must be what
+    its spec says, for that is how it is read.
 
     Args:
         environment: one environment, without automatic reset.
 
     Raises:
-        ValueError: a step changes one of them; or, in 64-bit mode, cannot even be traced.
+        TypeError: it resets itself.
+        ValueError: it lacks something; a step changes what it must keep, or, in 64-bit mode,
+            cannot even be traced; or an observation differs from its spec.
 
     Example:
         >>> import jax, jumanji
@@ -91,14 +104,19 @@ def check_environment(environment: Environment) -> None:
 observation.machines_remaining_times from int32[10] to int64[10]; \
 JAX's 64-bit mode (jax_enable_x64) is on, switch it off.
     """
+    require_members(environment)
     _trace_first_step(environment, environment.reset, environment.step)
 
 
 def _trace_first_step(
     environment: Environment, reset: Callable[..., Any], step: Callable[..., Any]
 ) -> tuple[Any, Any]:
-    """Shapes of an episode's first state and observation, unless a step changes them."""
-    action = read_specs(environment)[1].generate_value()
+    """Shapes of an episode's first state and observation, unless something is wrong with them."""
+    name = type(environment).__name__
+    require_no_automatic_reset(environment)
+    observation_spec, action_spec = read_specs(environment)
+    require_specs(name, observation_spec=observation_spec, action_spec=action_spec)
+    action = action_spec.generate_value()
     try:
         state, timestep = jax.eval_shape(reset, jax.random.key(0))
         next_state, next_timestep = jax.eval_shape(step, state, action)
@@ -107,6 +125,7 @@ def _trace_first_step(
             raise
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise _refusal(environment, reason) from error
+    require_timesteps(name, reset=timestep, step=next_timestep)
     first = {"state": state, "observation": timestep.observation}
     second = {"state": next_state, "observation": next_timestep.observation}
     before, after = _describe_leaves(first), _describe_leaves(second)
@@ -116,6 +135,7 @@ def _trace_first_step(
             raise _refusal(environment, f"a step changes {leaf} from {old} to {new}")
     if jax.tree.structure(first) != jax.tree.structure(second):
         raise _refusal(environment, "a step changes the classes in its state or observation")
+    require_as_specified(f"the first observation of {name}", timestep.observation, observation_spec)
     return state, timestep.observation
 
 
@@ -287,6 +307,7 @@ class VectorEnvironment:
                 copies together, but at least 1 and at most 16.
 
         Raises:
+            TypeError: the environment resets itself.
             ValueError: a count is below 1, or `check_environment` refuses the environment.
         """
         if num_envs < 1 or (queue_length is not None and queue_length < 1):
@@ -334,12 +355,12 @@ class VectorEnvironment:
         episodes = jnp.tile(jnp.arange(self.queue_length), self.num_envs)
         indices = jnp.asarray(first_index) + jnp.arange(self.num_envs)
         states, observations = self._generate(key, indices[copies], episodes)
-        full = jnp.full(self.num_envs, self.queue_length)
+        full = jnp.full(self.num_envs, self.queue_length, int)
         queue = Queue(states, observations, generated=full, taken=jnp.ones_like(full))
-        first = jax.tree.map(lambda x: x[:: self.queue_length], queue)
+        states, observations = self._take(queue, jnp.zeros_like(full))
         return EnvState(
-            states=first.states,
-            observations=first.observations,
+            states=states,
+            observations=observations,
             episode_returns=jnp.zeros(self.num_envs),
             episode_lengths=jnp.zeros(self.num_envs, jnp.int32),
             queue=queue,
@@ -379,7 +400,7 @@ class VectorEnvironment:
             observations=observations,
             episode_returns=jnp.where(ended, 0, transition.episode_returns),
             episode_lengths=jnp.where(ended, 0, transition.episode_lengths),
-            queue=queue._replace(taken=queue.taken + ended),
+            queue=queue._replace(taken=queue.taken + ended.astype(int)),
             indices=env_state.indices,
             key=env_state.key,
         )
@@ -399,18 +420,22 @@ class VectorEnvironment:
         self, queue: Queue, ended: Bool[Array, " B"], states: Any, observations: Any
     ) -> tuple[Any, Any]:
         """The copies, where an episode ended at the start of the next one."""
-        slots = jnp.arange(self.num_envs) * self.queue_length + queue.taken % self.queue_length
 
         def begin(carry: Any) -> Any:
-            first = jax.tree.map(
-                lambda x: x.at[slots].get(mode="promise_in_bounds"),
-                (queue.states, queue.observations),
-            )
+            first = self._take(queue, queue.taken)
             return where(ended, first, carry[0]), jnp.array(False)
 
         # Often no episode ends, and then no state is moved: a loop of at most one turn.
         carry = ((states, observations), jnp.any(ended))
         return jax.lax.while_loop(lambda carry: carry[1], begin, carry)[0]
+
+    def _take(self, queue: Queue, episodes: Int[Array, " B"]) -> tuple[Any, Any]:
+        """First states and observations of one waiting episode of each copy."""
+        slots = jnp.arange(self.num_envs) * self.queue_length + episodes % self.queue_length
+        return jax.tree.map(
+            lambda x: x.at[slots].get(mode="promise_in_bounds"),
+            (queue.states, queue.observations),
+        )
 
     def _refill(self, env_state: EnvState, needed: Bool[Array, " B"]) -> Queue:
         """Generate batches of episodes until no copy that needs one has an empty queue."""
@@ -439,7 +464,7 @@ class VectorEnvironment:
             return Queue(
                 states=jax.tree.map(put, queue.states, states),
                 observations=jax.tree.map(put, queue.observations, observations),
-                generated=queue.generated.at[copies].add(useful),
+                generated=queue.generated.at[copies].add(useful.astype(int)),
                 taken=queue.taken,
             )
 

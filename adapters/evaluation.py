@@ -14,8 +14,12 @@ from vernal.core._arrays import where
 from .actions import make_action_codec
 from .environments import Environment, read_outcome
 from .mazes import shortest_path_length
+from .mesh import keys_by_index
 
 Act = Callable[..., Any]
+
+# Steps after which an episode is left; the longest of Jumanji's games end long before.
+MOST_STEPS = 10_000
 
 
 class Episodes(NamedTuple):
@@ -24,10 +28,12 @@ class Episodes(NamedTuple):
     Attributes:
         returns: sum of rewards of each, agents added up.
         lengths: number of steps of each.
+        cut: whether it was left before its end, for it took too many steps; `False` for none.
     """
 
     returns: Float[Array, " N"]
     lengths: Int[Array, " N"]
+    cut: Bool[Array, " N"] | bool = False
 
 
 class Interval(NamedTuple):
@@ -47,22 +53,28 @@ def play(
     key: PRNGKeyArray,
     episodes: int,
     *,
+    max_steps: int = MOST_STEPS,
     sees_states: bool = False,
 ) -> Episodes:
     """Play whole episodes side by side, each from its start to its own end.
 
-    No episode is cut and none counted twice, so short episodes weigh no more than long ones.
+    No episode is counted twice, so short episodes weigh no more than long ones. A finished episode
+    is never stepped: its place in the batch goes back to its first state.
 
     Args:
         environment: one environment, without automatic reset.
         act: `(key, observation) -> action` for one observation.
         key: consumed; instance `n` depends on it and on `n` alone.
         episodes: how many.
+        max_steps: after so many steps an episode is left where it is, and marked as cut.
         sees_states: whether `act` is `(key, observation, state) -> action`, for one that
             searches from the environment's own state.
 
     Returns:
-        Their returns and lengths.
+        Their returns and lengths, and which of them were cut.
+
+    Raises:
+        ValueError: `episodes` or `max_steps` is below 1.
 
     Example:
         >>> import jax
@@ -72,31 +84,41 @@ def play(
         >>> bool((outcome.lengths <= 100).all())
         True
     """
-    _, act_key = jax.random.split(key)
-    states, timesteps = jax.vmap(environment.reset)(instance_keys(key, episodes))
+    for name, count in (("episodes", episodes), ("max_steps", max_steps)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}; give at least 1.")
+    reset_key, act_key = jax.random.split(key)
+    first_states, timesteps = jax.vmap(environment.reset)(
+        keys_by_index(reset_key, jnp.arange(episodes))
+    )
+    first_observations = timesteps.observation
 
-    def is_running(carry: Any) -> Bool[Array, ""]:
-        return jnp.any(carry[2])
+    def goes_on(carry: Any) -> Bool[Array, ""]:
+        _, _, running, outcome, _ = carry
+        return jnp.any(running) & (jnp.max(outcome.lengths) < max_steps)
 
     def walk(carry: Any) -> Any:
         states, observations, running, outcome, key = carry
         key, step_key = jax.random.split(key)
         seen = (observations, states) if sees_states else (observations,)
         actions = jax.vmap(act)(jax.random.split(step_key, episodes), *seen)
-        next_states, timesteps = jax.vmap(environment.step)(states, actions)
+        states, timesteps = jax.vmap(environment.step)(states, actions)
         rewards = jax.vmap(read_outcome)(timesteps).reward
-        outcome = Episodes(
+        outcome = outcome._replace(
             returns=outcome.returns + jnp.where(running, rewards, 0),
-            lengths=outcome.lengths + running,
+            lengths=outcome.lengths + running.astype(int),
         )
-        states = where(running, next_states, states)
-        observations = where(running, timesteps.observation, observations)
-        return states, observations, running & ~timesteps.last(), outcome, key
+        running = running & ~timesteps.last()
+        # A step from a finished state may do anything, even never return.
+        states = where(running, states, first_states)
+        observations = where(running, timesteps.observation, first_observations)
+        return states, observations, running, outcome, key
 
-    nothing = Episodes(jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
     running = jnp.ones(episodes, bool)
-    carry = (states, timesteps.observation, running, nothing, act_key)
-    return jax.lax.while_loop(is_running, walk, carry)[3]
+    nothing = Episodes(jnp.zeros(episodes), jnp.zeros(episodes, int), ~running)
+    carry = (first_states, first_observations, running, nothing, act_key)
+    _, _, running, outcome, _ = jax.lax.while_loop(goes_on, walk, carry)
+    return outcome._replace(cut=running)
 
 
 def make_random_policy(environment: Environment) -> Act:
@@ -131,6 +153,7 @@ def summarise(environment: Any, key: PRNGKeyArray, episodes: Episodes) -> dict[s
     """What to print of some episodes.
 
     In a maze: how many reached the goal, and how much longer their ways were than the shortest.
+    Where episodes were cut: how many; they count with what they had by then.
 
     Args:
         environment: where they were played.
@@ -153,6 +176,8 @@ def summarise(environment: Any, key: PRNGKeyArray, episodes: Episodes) -> dict[s
         "return": str(confidence_interval(returns)),
         "length": str(confidence_interval(lengths)),
     }
+    if np.any(episodes.cut):
+        summary["cut"] = f"{np.sum(episodes.cut)} of {len(returns)}"
     if isinstance(environment, Maze):
         solved = returns > 0
         states, _ = jax.vmap(environment.reset)(instance_keys(key, len(returns)))
@@ -175,7 +200,7 @@ def instance_keys(key: PRNGKeyArray, episodes: int) -> Shaped[Array, "N ..."]:
         (3,)
     """
     reset_key, _ = jax.random.split(key)
-    return jax.vmap(lambda n: jax.random.fold_in(reset_key, n))(jnp.arange(episodes))
+    return keys_by_index(reset_key, jnp.arange(episodes))
 
 
 def confidence_interval(samples: Any) -> Interval:

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jumanji import specs
-from jumanji.types import TimeStep
 
+from .checks import (
+    require_alike,
+    require_as_specified,
+    require_members,
+    require_no_automatic_reset,
+    require_specs,
+    require_timesteps,
+)
 from .environments import read_specs
 from .options import faults_as
 
@@ -74,6 +80,7 @@ def check_own_environment(environment: Any, name: str = "the environment") -> No
     Raises:
         ValueError: it lacks something, its reset or step fails, or they do not fit each other
             and the specs.
+        TypeError: it resets itself.
 
     Example:
         >>> import jumanji
@@ -83,69 +90,17 @@ def check_own_environment(environment: Any, name: str = "the environment") -> No
         ValueError: the environment lacks reset, step, observation_spec, action_spec, ...
     """
     file = source_file(type(environment))
-    _require_members(environment, name)
+    require_members(environment, name)
+    require_no_automatic_reset(environment)
     with faults_as(f"the specs of {name} fail", file):
         observation_spec, action_spec = read_specs(environment)
-    _require_specs(name, observation_spec=observation_spec, action_spec=action_spec)
+    require_specs(name, observation_spec=observation_spec, action_spec=action_spec)
     with faults_as(f"the reset of {name} fails", file):
         first_state, first = jax.eval_shape(environment.reset, jax.random.key(0))
     with faults_as(f"the step of {name} fails", file):
         action = action_spec.generate_value()
         state, timestep = jax.eval_shape(environment.step, first_state, action)
-    _require_timesteps(name, reset=first, step=timestep)
-    seen = jax.eval_shape(observation_spec.generate_value)
-    _require_alike(f"the first observation of {name}", first.observation, "its spec", seen)
-    _require_alike(f"a later observation of {name}", timestep.observation, "its spec", seen)
-    _require_alike(f"the state after a step of {name}", state, "that of reset", first_state)
-
-
-def _require_members(environment: Any, name: str) -> None:
-    kind, needed = type(environment), ("reset", "step", "observation_spec", "action_spec")
-    missing = [n for n in needed if not (hasattr(kind, n) or hasattr(environment, n))]
-    if missing:
-        raise ValueError(
-            f"{name} lacks {', '.join(missing)}, which an environment needs; it is of type "
-            f"{kind.__name__}."
-        )
-
-
-def _require_specs(name: str, **given: Any) -> None:
-    for member, spec in given.items():
-        if not isinstance(spec, specs.Spec):
-            raise ValueError(
-                f"the {member} of {name} is of type {type(spec).__name__}; make it one of "
-                "jumanji.specs, as an attribute or a property."
-            )
-
-
-def _require_timesteps(name: str, **given: Any) -> None:
-    for method, timestep in given.items():
-        if not isinstance(timestep, TimeStep):
-            raise ValueError(
-                f"the {method} of {name} returns no jumanji.types.TimeStep beside the state; make "
-                "one by restart, transition, termination or truncation."
-            )
-
-
-def _require_alike(what: str, given: Any, whose: str, wanted: Any) -> None:
-    """Refuse a tree that has not the same arrays as another."""
-    difference = _first_difference(_describe(given), _describe(wanted))
-    if difference:
-        raise ValueError(f"{what} differs from {whose}: {difference}.")
-
-
-def _describe(tree: Any) -> dict[str, str]:
-    """Dtype and shape of each array by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(p) or "it": f"{x.dtype}{list(x.shape)}" for p, x in leaves}
-
-
-def _first_difference(given: dict[str, str], wanted: dict[str, str]) -> str | None:
-    for path, description in wanted.items():
-        if path not in given:
-            return f"{path} should be {description}"
-        if given[path] != description:
-            return f"{path} should be {description}, not {given[path]}"
-    for path in given.keys() - wanted.keys():
-        return f"{path} should not be there"
-    return None
+    require_timesteps(name, reset=first, step=timestep)
+    require_as_specified(f"the first observation of {name}", first.observation, observation_spec)
+    require_as_specified(f"a later observation of {name}", timestep.observation, observation_spec)
+    require_alike(f"the state after a step of {name}", state, "that of reset", first_state)

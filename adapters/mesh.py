@@ -64,7 +64,7 @@ def make_mesh(count: int | None = None) -> Mesh:
     )
 
 
-def keys_by_index(key: PRNGKeyArray, indices: Int[Array, " n"]) -> Shaped[Array, " n"]:
+def keys_by_index(key: PRNGKeyArray, indices: Int[Array, " n"]) -> Shaped[Array, "n ..."]:
     """A key for each of several things, which depends on its index in the whole and on no device.
 
     Example:

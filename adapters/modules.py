@@ -5,6 +5,7 @@ A module may hold functions, `jax.nn.relu` say, which `jax.jit`, `jax.vmap`, `ja
 no array into the tree's structure.
 """
 
+import copy
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -35,6 +36,14 @@ class Packed(Generic[_Module]):
         arrays = iter(self._arrays)
         leaves = [next(arrays) if leaf is _ARRAY else leaf for leaf in self._static]
         return jax.tree.unflatten(self._structure, leaves)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Packed[_Module]":
+        """Copies of the arrays, with the very same functions: of the same structure."""
+        return Packed(copy.deepcopy(self._arrays, memo), self._static, self._structure)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the module itself: a structure knows its parts by identity."""
+        return pack, (self.unpack(),)
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
         """Arrays and structure, for JAX."""

@@ -157,8 +157,9 @@ def play_scores(
 
     best = np.full(episodes, np.nan)
     for number in range(tries):
-        outcome = map(np.asarray, attempt(number))
-        scores = problem.tally(environment, *outcome)
+        outcome = attempt(number)
+        returns, lengths = np.asarray(outcome.returns), np.asarray(outcome.lengths)
+        scores = problem.tally(environment, returns, lengths)
         best = problem.sign * np.fmin(problem.sign * best, problem.sign * scores)
     return best
 

@@ -194,7 +194,8 @@ def train(
         seconds += iteration_seconds(progress.row)
         if time.monotonic() - printed > 30:
             printed = time.monotonic()
-            left = max(min(progress.seconds_left, 60 * minutes - seconds), 0.0)
+            known = math.inf if progress.seconds_left is None else progress.seconds_left
+            left = max(min(known, 60 * minutes - seconds), 0.0)
             line = describe(dataclasses.replace(progress, seconds_left=left))
             print(f"{config.environment}: {line}", flush=True)
         if seconds >= 60 * minutes or parent not in (None, os.getppid()):

@@ -193,7 +193,7 @@ def policy_value_loss(
         policy=policy,
         value=value,
         entropy=mean(Categorical(logits).entropy()),
-        kl=policy - target_entropy,
+        kl=jnp.maximum(policy - target_entropy, 0),  # rounding may lead below
         explained_variance=explained_variance(values, value_targets),
     )
     loss = policy + value_weight * value - entropy_weight * parts.entropy
@@ -253,7 +253,8 @@ def value_loss(
 def _nan_unless_finite(part: Float[Array, ""], *data: Float[Array, "..."]) -> Float[Array, ""]:
     """A part of a loss, which bounds would make finite whatever the data are."""
     is_finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in data])
-    return jnp.where(jnp.all(is_finite), part, jnp.nan)
+    # A constant that is added leaves value and gradient as they are, to the last bit.
+    return part + jnp.where(jnp.all(is_finite), 0, jnp.nan).astype(part.dtype)
 
 
 @functools.partial(jax.jit, inline=True)

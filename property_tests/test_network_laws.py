@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from jumanji import specs
 
 from vernal.adapters.networks import make_spec_network
+from vernal.adapters.networks.layout import read_leaf
 from vernal.adapters.registry import make_environment
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -129,3 +131,37 @@ def test_cells_of_minesweeper_with_the_same_surroundings_get_the_same_logits(see
     logits = apply(observation)[0].reshape(10, 10)
     np.testing.assert_allclose(logits[3:6, 3], logits[3:6, 7], rtol=1e-3, atol=1e-4)
     assert np.ptp(logits) > 1e-2
+
+
+COUNTS = st.lists(st.sampled_from([1, 2, 32, 33, 1000]), min_size=3, max_size=3)
+SHARES = st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3)
+
+
+class Alone:
+    """An observation of one leaf."""
+
+    def __init__(self, leaf):
+        self.leaf = leaf
+
+
+@given(COUNTS, st.integers(-5, 5), SHARES, st.integers(0, 2), st.booleans())
+def test_each_of_several_integers_is_seen_as_if_it_were_alone(counts, low, shares, changed, names):
+    low = 0 if names else low
+    counts = np.array(counts)
+    spec = (
+        specs.MultiDiscreteArray(counts)
+        if names
+        else specs.BoundedArray((3,), np.int32, low, low + counts - 1)
+    )
+    leaf = read_leaf(("leaf",), spec)
+    values = np.floor(np.array(shares) * counts).astype(int)
+    others = values.copy()
+    others[changed] = (values[changed] + 1) % counts[changed]
+    before, after = (np.asarray(leaf.encode(Alone(low + v))) for v in (values, others))
+    assert np.abs(before).max() <= 1
+    # What is changed is seen by the size of its own range, wherever it lies; nothing else is.
+    step = np.abs(after - before).max(axis=-1)
+    assert (step[np.arange(3) != changed] == 0).all()
+    count = counts[changed]
+    least = 1 if count <= 32 else 2 / (count - 1)
+    assert step[changed] >= 0.99 * least * (count > 1)

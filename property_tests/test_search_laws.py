@@ -305,7 +305,7 @@ def test_a_wrong_field_of_a_model_is_named(field, batched):
     def spoil(result):
         if field not in result._fields:
             return result
-        return result._replace(**{field: getattr(result, field)[..., None]})
+        return result._replace(**{field: jnp.asarray(getattr(result, field))[..., None]})
 
     ours, theirs = (predict_rows, transition_of_rows) if batched else (predict, transition)
     recurrent_fn = make_recurrent_fn(

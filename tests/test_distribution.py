@@ -45,7 +45,7 @@ def environment(wheel, tmp_path_factory):
 
 def test_wheel_holds_one_package_with_everything_in_it(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    wanted = {"vernal/__init__.py", "vernal/py.typed"}
+    wanted = {"vernal/__init__.py", "vernal/__main__.py", "vernal/py.typed"}
     for package in ("core", "adapters"):
         wanted |= {f"vernal/{path.relative_to(ROOT)}" for path in ROOT.glob(f"{package}/**/*.py")}
     packaged = {name for name in names if ".dist-info/" not in name}

@@ -50,9 +50,9 @@ def test_own_environment_trains_and_is_made_again_by_the_command(tmp_path, monke
     small = ["--steps=64", "--envs=2", "--rollout-steps=32", "--minibatch-size=64", "--epochs=1"]
     main(["train", "ppo", "own_environment:Corridor", *options, *small])
     assert "run: runs/Corridor/ppo/seed-0" in capsys.readouterr().out
-    main(["evaluate", "runs/Corridor/ppo/seed-0", "--episodes", "4"])
+    main(["evaluate", "runs/Corridor/ppo/seed-0", "--episodes", "4", "--trust"])
     output = " ".join(capsys.readouterr().out.split())
     assert "own_environment:Corridor length=5 slip=0 time_limit=9, 4 episodes" in output
     with pytest.raises(SystemExit):
-        main(["watch", "runs/Corridor/ppo/seed-0"])
+        main(["watch", "runs/Corridor/ppo/seed-0", "--trust"])
     assert "own_environment:Corridor has no method animate" in capsys.readouterr().err

@@ -44,12 +44,16 @@ class EpisodeSums(NamedTuple):
     Attributes:
         ended: number of episodes that ended.
         returns: sum of their returns, in units of the rewards.
-        lengths: sum of their lengths, in steps.
+        lengths: sum of their lengths, in steps; a float, for it may be more than an int32 holds.
     """
 
     ended: Int[Array, ""]
     returns: Float[Array, ""]
-    lengths: Int[Array, ""]
+    lengths: Float[Array, ""]
+
+
+# Lengths are added up in two parts, the rest of a division by this and the quotient.
+_PART = 2**12
 
 
 def sum_episodes(transitions: Transition) -> EpisodeSums:
@@ -69,11 +73,12 @@ def sum_episodes(transitions: Transition) -> EpisodeSums:
         ...     Transition(values, values, ended, never, None, values, lengths, {})
         ... )
         >>> sums.ended.item(), sums.returns.item(), sums.lengths.item()
-        (1, 2.0, 3)
+        (1, 2.0, 3.0)
     """
     ended = transitions.resets
+    quotients, rests = jnp.divmod(jnp.where(ended, transitions.episode_lengths, 0), _PART)
     return EpisodeSums(
         ended=jnp.sum(ended),
         returns=jnp.sum(jnp.where(ended, transitions.episode_returns, 0)),
-        lengths=jnp.sum(jnp.where(ended, transitions.episode_lengths, 0)),
+        lengths=jnp.sum(quotients).astype(float) * _PART + jnp.sum(rests).astype(float),
     )

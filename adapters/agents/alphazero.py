@@ -47,6 +47,7 @@ from .learner import (
     RETURNS_DECAY,
     KeepsStatistics,
     Strata,
+    call_network,
     check_settings,
     fit,
     in_deviations,
@@ -55,6 +56,7 @@ from .learner import (
     make_act,
     make_envs,
     make_strata,
+    settings_or_default,
     static_part,
 )
 
@@ -82,7 +84,7 @@ class AlphaZeroConfig:
     adam_epsilon: float = 1e-7
     """Adam's term against division by zero."""
     max_grad_norm: float = 0.5
-    """Global norm at which a gradient is clipped."""
+    """Global norm at which a gradient is clipped; inf for no clipping."""
     gamma: float = 0.99
     """Discount of one step, in [0, 1]."""
     td_lambda: float = 0.95
@@ -108,8 +110,9 @@ class AlphaZeroConfig:
             self,
             counts=(*counts, "minibatch_size", "replay_iterations"),
             fractions=("gamma", "td_lambda", "exploration"),
-            positive=("learning_rate", "adam_epsilon", "max_grad_norm", "value_resolution"),
+            positive=("learning_rate", "adam_epsilon", "value_resolution"),
             not_negative=("value_weight",),
+            limits=("max_grad_norm",),
         )
 
 
@@ -186,7 +189,7 @@ class ScaledNetwork(NamedTuple):
 
     def evaluate(self, observation: Any) -> tuple[Array, Array]:
         """The network's outputs, and its value in units of the rewards."""
-        outputs, value = self.network(observation)
+        outputs, value = call_network(self.network, observation)
         return outputs, in_reward_units(value, self.returns)
 
 
@@ -250,7 +253,7 @@ def make_alphazero(
         >>> bool(metrics.loss.kl >= 0)
         True
     """
-    config = AlphaZeroConfig() if config is None else config
+    config = settings_or_default(AlphaZeroConfig, config)
     devices = Devices(mesh)
     codec = make_action_codec(environment)
     envs = make_envs(environment, config, devices)
@@ -524,7 +527,7 @@ def minibatch_loss(
     """Loss of the network on a minibatch, and its parts."""
 
     def predict(observation: Any) -> tuple[Array, Array]:
-        outputs, value = network(observation)
+        outputs, value = call_network(network, observation)
         return one_choice(codec, outputs, codec.legal(observation))[0], value
 
     logits, values = jax.vmap(predict)(batch.observations)

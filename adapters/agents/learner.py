@@ -1,5 +1,6 @@
 """What agents share when they learn: the network's side of the bargain, and the gradient steps."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -8,19 +9,23 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, ScalarLike, Shaped
-from jumanji.wrappers import AutoResetWrapper, VmapAutoResetWrapper
 
 from vernal.core import Moments, minibatch_indices, take
+from vernal.core._arrays import widen
 
 from ..actions import ActionCodec
+from ..checks import require_alike
 from ..environments import Environment, VectorEnvironment
 from ..mesh import ONE_DEVICE, Devices, keys_by_index
 from ..scan import scan, value_and_grad
 
 _Network = TypeVar("_Network")
 _Tree = TypeVar("_Tree")
+_Settings = TypeVar("_Settings")
 
 # Memory of 20 iterations: returns grow as the policy learns.
 RETURNS_DECAY = 0.95
@@ -33,8 +38,11 @@ def check_settings(
     fractions: Sequence[str],
     positive: Sequence[str],
     not_negative: Sequence[str],
+    limits: Sequence[str],
 ) -> None:
     """Refuse an agent's settings that cannot work, before anything compiles.
+
+    Numbers of NumPy and JAX become Python's own, so that a configuration can be written down.
 
     Args:
         config: has all that is named, and `envs`, `rollout_steps` and `minibatch_size`.
@@ -42,16 +50,20 @@ def check_settings(
         fractions: settings from 0 to 1.
         positive: settings above 0, and finite.
         not_negative: settings of 0 or more, and finite.
+        limits: settings above 0; infinity is no limit.
 
     Raises:
-        ValueError: one is out of its range, or the minibatches do not fit the samples.
+        ValueError: one is of another kind than declared, or out of its range, or the minibatches
+            do not fit the samples.
     """
+    make_plain(config)
     inf = float("inf")
     rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
         (counts, lambda x: x >= 1, "at least 1"),
         (fractions, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
         (positive, lambda x: 0 < x < inf, "a number above 0"),
         (not_negative, lambda x: 0 <= x < inf, "0 or more"),
+        (limits, lambda x: x > 0, "a number above 0, or inf for no limit"),
     ]
     for names, is_right, wanted in rules:
         for name in names:
@@ -64,6 +76,58 @@ def check_settings(
             f"samples of {config.envs} environments times {config.rollout_steps} steps; choose a "
             "divisor."
         )
+
+
+def settings_or_default(kind: type[_Settings], config: _Settings | None) -> _Settings:
+    """An agent's settings, or its default ones where none are given.
+
+    Raises:
+        TypeError: they are of another class: a dictionary, or another agent's.
+    """
+    if config is None:
+        return kind()
+    if not isinstance(config, kind):
+        raise TypeError(
+            f"config is of type {type(config).__name__}; give a {kind.__name__}, as in "
+            f"{kind.__name__}(gamma=0.99)."
+        )
+    return config
+
+
+def make_plain(config: Any) -> None:
+    """Make each setting of a frozen dataclass a plain Python value of the kind it is declared as.
+
+    Args:
+        config: its `int`, `float` and `bool` fields are read, and may be of NumPy or JAX.
+
+    Raises:
+        ValueError: a setting is of another kind, or not known yet inside a trace.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Settings:
+        ...     gamma: float
+        >>> settings = Settings(np.float32(0.5))
+        >>> make_plain(settings)
+        >>> settings
+        Settings(gamma=0.5)
+    """
+    for field in dataclasses.fields(config):
+        kinds, wanted = _KINDS.get(field.type, (None, ""))
+        value = getattr(config, field.name)
+        is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+        if is_array and value.ndim == 0 and not isinstance(value, Tracer):
+            value = value.item()
+        if kinds is not None and type(value) not in kinds:
+            raise ValueError(f"{field.name} is {value!r:.60}; give {wanted}.")
+        object.__setattr__(config, field.name, value)
+
+
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((float, int), "a number"),
+}
 
 
 @runtime_checkable
@@ -112,8 +176,15 @@ def static_part(
     """A network's structure and functions, to be closed over; its arrays live in the state.
 
     Raises:
-        TypeError: the agent cannot use the network, see `check_network`.
+        TypeError: this makes no network, or the agent cannot use it, see `check_network`.
+        ValueError: its statistics change shape or dtype.
     """
+    if _is_network(make_network) or not callable(make_network):
+        advice = "; `lambda key: network` begins with one that there is" * callable(make_network)
+        raise TypeError(
+            "make_network should be a function from a key to a network, but it is of type "
+            f"{type(make_network).__name__}{advice}."
+        )
     shapes = eqx.filter_eval_shape(make_network, jax.random.key(0))
     check_network(shapes, environment, codec)
     return eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
@@ -140,9 +211,18 @@ def make_act(codec: ActionCodec, static: Any) -> Callable[[Any, PRNGKeyArray | N
 
 
 def evaluate_policy(network: Any, codec: ActionCodec, observation: Any) -> tuple[Any, Array]:
-    """Masked policy and value in one state: the one place where a network is called."""
-    outputs, value = network(observation)
+    """Masked policy and value in one state."""
+    outputs, value = call_network(network, observation)
     return codec.distribution(outputs, codec.legal(observation)), value
+
+
+def call_network(network: Any, observation: Any) -> tuple[Float[Array, "..."], Float[Array, ""]]:
+    """What a network says of one observation: policy outputs and value, of float32 at least.
+
+    Its weights may be of half precision; what is made of its outputs is not.
+    """
+    outputs, value = network(observation)
+    return widen(outputs), widen(value)
 
 
 def in_reward_units(values: Float[Array, "..."], returns: Moments | None) -> Float[Array, "..."]:
@@ -286,23 +366,46 @@ def fit(
 
 
 def make_optimiser(settings: OptimiserSettings) -> optax.GradientTransformation:
-    """Adam on clipped gradients; its numbers may be traced."""
-    return optax.chain(
+    """Adam on clipped gradients; its numbers may be traced.
+
+    Its sums are of float32 at least. Weights of half precision would swallow small steps, so their
+    exact values are part of its state, and a step leads from one rounded value to the next.
+    """
+    adam = optax.chain(
         optax.clip_by_global_norm(jnp.asarray(settings.max_grad_norm)),
         optax.adam(
             jnp.asarray(settings.learning_rate),
             eps=jnp.asarray(settings.adam_epsilon),
         ),
     )
+    # Beside a weight that is exact itself stands nothing.
+    beside = functools.partial(jax.tree.map, is_leaf=lambda x: x is None)
+
+    def init(params: Any) -> Any:
+        wide: Any = jax.tree.map(widen, params)
+        exact = jax.tree.map(lambda p, w: None if p.dtype == w.dtype else w, params, wide)
+        state: Any = adam.init(wide)
+        return (*state, exact)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        *state, exact = state
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats.
+            changes, state = adam.update(jax.tree.map(widen, updates), tuple(state))
+        after = beside(lambda e, c: e if e is None else e + c, exact, changes)
+
+        def step(e: Any, a: Any, change: Any, update: Any) -> Any:
+            return change if e is None else a.astype(update.dtype) - e.astype(update.dtype)
+
+        return beside(step, exact, after, changes, updates), (*state, after)
+
+    return optax.GradientTransformation(init, update)
 
 
 def check_network(network: Any, environment: Environment, codec: ActionCodec) -> None:
     """Refuse a network whose outputs the agent cannot use, before anything compiles."""
-    if isinstance(environment, (AutoResetWrapper, VmapAutoResetWrapper)):
-        raise TypeError(
-            "the environment resets itself, which hides the true last observations; give the one "
-            "inside the wrapper."
-        )
+    if not callable(network):
+        raise TypeError(f"make_network should give a network, but it gives {_described(network)}.")
     _, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
     if isinstance(network, KeepsStatistics):
         batch = jax.tree.map(
@@ -314,11 +417,13 @@ def check_network(network: Any, environment: Environment, codec: ActionCodec) ->
                 "the network's with_statistics_of should give the same network with other "
                 f"statistics, but it gives {type(after).__name__}."
             )
+        before, after = (eqx.filter(n, lambda x: hasattr(x, "dtype")) for n in (network, after))
+        require_alike("the network after with_statistics_of", after, "the one before", before)
     result = eqx.filter_eval_shape(lambda n, o: n(o), network, timestep.observation)
     if not (isinstance(result, tuple) and len(result) == 2 and all(map(_is_float, result))):
         raise TypeError(
             "the network should map one observation to two float arrays, (policy outputs, value), "
-            f"but it gives {jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', result)}."
+            f"but it gives {_described(result)}."
         )
     outputs, value = result
     for name, given, wanted in (
@@ -330,6 +435,22 @@ def check_network(network: Any, environment: Environment, codec: ActionCodec) ->
                 f"the network's {name} have shape {given} for one observation, but this "
                 f"environment's agent needs {wanted}."
             )
+
+
+def _is_network(x: Any) -> bool:
+    """Whether it has arrays of its own; a function with some of its arguments may have them too."""
+    is_function = isinstance(x, jax.tree_util.Partial | eqx.Partial)
+    has_arrays = any(map(eqx.is_array, jax.tree.leaves(x)))
+    return isinstance(x, eqx.Module) and has_arrays and not is_function
+
+
+def _described(result: Any) -> str:
+    """As `(float32[4], float32[])`; of what is no array its type."""
+
+    def describe(x: Any) -> Any:
+        return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+
+    return str(jax.tree.map(describe, result))
 
 
 def _is_float(leaf: Any) -> bool:

@@ -42,6 +42,7 @@ from .learner import (
     make_act,
     make_envs,
     make_strata,
+    settings_or_default,
     shuffled_indices,
     static_part,
 )
@@ -64,7 +65,7 @@ class PPOConfig:
     adam_epsilon: float = 1e-7
     """Adam's term against division by zero."""
     max_grad_norm: float = 0.5
-    """Global norm at which a gradient is clipped."""
+    """Global norm at which a gradient is clipped; inf for no clipping."""
     gamma: float = 0.99
     """Discount of one step, in [0, 1]."""
     gae_lambda: float = 0.95
@@ -88,8 +89,9 @@ class PPOConfig:
             self,
             counts=("envs", "rollout_steps", "epochs", "minibatch_size"),
             fractions=("gamma", "gae_lambda"),
-            positive=("learning_rate", "adam_epsilon", "max_grad_norm", "clip_epsilon"),
+            positive=("learning_rate", "adam_epsilon", "clip_epsilon"),
             not_negative=("entropy_weight", "value_weight"),
+            limits=("max_grad_norm",),
         )
 
 
@@ -187,7 +189,7 @@ def make_ppo(
         >>> bool(abs(metrics.first_loss.kl) < 1e-6)
         True
     """
-    config = PPOConfig() if config is None else config
+    config = settings_or_default(PPOConfig, config)
     devices = Devices(mesh)
     codec = make_action_codec(environment)
     envs = make_envs(environment, config, devices)

@@ -1,6 +1,5 @@
 """From an observation to arrays of floats, as a layout says; nothing is learned here."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from vernal.core import Moments
 
+from ..actions import read_path
 from .layout import Cell, Cells, Grid, Layout, Leaf, Side
 
 Statistics = dict[str, Moments]
@@ -67,11 +67,9 @@ def see(layout: Layout, statistics: Statistics, observation: Any) -> Features:
         mean, scale = (jnp.broadcast_to(x, shape) for x in (moments.mean, moments.deviation()))
         return jnp.clip((values[..., 0] - mean) / scale, -_CLIP, _CLIP)[..., None]
 
-    mask = getattr(observation, "action_mask", None)
-    if mask is not None and mask.size == math.prod(layout.axes):
-        mask = mask.reshape(layout.axes).astype(float)
-    else:
-        mask = None
+    mask = None
+    if layout.mask is not None:
+        mask = read_path(observation, layout.mask).reshape(layout.axes).astype(float)
     planes = [grid.see(observation) for grid in layout.grids]
     vectors = [encode(leaf).ravel() for leaf in layout.vectors]
     for grid, seen in zip(layout.grids, planes, strict=True):
@@ -181,7 +179,7 @@ def _item_parts(
     layout: Layout, side: Side, relations: Array | None, observation: Any
 ) -> list[Array]:
     """Which items are pointed to, and how each stands to these."""
-    parts = []
+    parts = [jnp.eye(side.size)] if side.is_numbered else []
     for leaf in side.pointers:
         pointed = leaf.point(observation, side.size).reshape(-1, side.size)
         parts.append(jnp.sum(pointed, axis=0))

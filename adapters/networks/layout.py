@@ -11,9 +11,7 @@ Three questions are asked of the specs, in this order:
 - Which leaves lie on a grid? All others are one vector.
 """
 
-import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +20,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from jumanji import specs
 
-from ..actions import ActionCodec, make_action_codec
+from ..actions import ActionCodec, make_action_codec, read_path, spec_leaves
 from ..environments import Environment, read_specs
 
 _ONE_HOT_LIMIT = 32
+_NAMES_LIMIT = 1024  # inputs that a leaf may become
 _SATURATION = 16
 _OWNED_LIMIT = 4
 _BOUND_LIMIT = 1e6
@@ -42,6 +41,8 @@ class Leaf(NamedTuple):
         dtype: its dtype.
         low: smallest value, or `None` if there is no finite bound on either side.
         high: largest value, or `None` likewise.
+        ranges: smallest and largest value of each number, where they differ from one to the next.
+        is_category: whether its integers are names, by which nothing is near to anything else.
     """
 
     path: tuple[str, ...]
@@ -49,6 +50,8 @@ class Leaf(NamedTuple):
     dtype: Any
     low: float | None
     high: float | None
+    ranges: tuple[tuple[float, float], ...] | None = None
+    is_category: bool = False
 
     @property
     def name(self) -> str:
@@ -84,7 +87,7 @@ class Leaf(NamedTuple):
 
     def read(self, observation: Any) -> Array:
         """The array itself; outside of `jit`, Jumanji leaves some numbers as Python's own."""
-        return jnp.asarray(functools.reduce(getattr, self.path, observation))
+        return jnp.asarray(read_path(observation, self.path))
 
     def encode(self, observation: Any) -> Float[Array, "..."]:
         """As floats of order 1, in one more axis: small integers one-hot, others scaled.
@@ -100,8 +103,25 @@ class Leaf(NamedTuple):
             return (jnp.sign(values) * jnp.log1p(jnp.abs(values)))[..., None]
         if self.num_values is not None and self.num_values <= _ONE_HOT_LIMIT:
             return jax.nn.one_hot(values - int(self.low), self.num_values)
-        centre, half = (self.high + self.low) / 2, max((self.high - self.low) / 2, 1e-6)
-        return ((values.astype(float) - centre) / half)[..., None]
+        lows, highs = np.array(self.low), np.array(self.high)
+        if self.ranges is not None:
+            lows, highs = np.moveaxis(np.reshape(self.ranges, (*self.shape, 2)), -1, 0)
+        centres, halves = (highs + lows) / 2, np.maximum((highs - lows) / 2, 1e-6)
+        scaled = ((values.astype(float) - centres) / halves)[..., None]
+        counts = np.vectorize(self._one_hot_size)(highs - lows + 1)
+        if not counts.any():
+            return scaled
+        one_hot = jax.nn.one_hot(values.astype(int) - lows.astype(int), counts.max())
+        has_one = np.broadcast_to(counts > 0, self.shape)[..., None]
+        return jnp.concatenate([scaled, jnp.where(has_one, one_hot, 0)], axis=-1)
+
+    def _one_hot_size(self, num_values: float) -> int:
+        """How many inputs a number becomes besides a scaled one: names may have many values."""
+        if self.num_values is None:
+            return 0
+        is_few = num_values <= _ONE_HOT_LIMIT
+        is_few |= self.is_category and num_values * math.prod(self.shape) <= _NAMES_LIMIT
+        return int(num_values) if is_few else 0
 
     def encode_on_grid(self, observation: Any) -> Float[Array, "..."]:
         """As `encode`, but integers without bounds are one-hot as well, up to a limit."""
@@ -117,7 +137,7 @@ class Leaf(NamedTuple):
         Such values are one for nobody, then `kinds` of the first owner, `kinds` of the second and
         so on. Where there are several, an upper bound that is one too large is forgiven.
         """
-        if self.num_values is None or not self.shape:
+        if self.num_values is None or self.ranges is not None or not self.shape:
             return None
         kinds, rest = divmod(self.num_values - 1, owners)
         return kinds if 1 <= kinds <= _OWNED_LIMIT and rest <= (kinds > 1) else None
@@ -133,7 +153,7 @@ class Leaf(NamedTuple):
         With `has_none`, one more than the last index is a choice of its own. Without, a list as
         long as there are members that has no -1 for none is taken for numbers.
         """
-        if len(self.shape) > 1 or self.num_values is None:
+        if len(self.shape) > 1 or self.num_values is None or self.ranges is not None:
             return False
         if has_none:
             return self.low == 0 and self.num_values == size + 1
@@ -244,6 +264,7 @@ class Side(NamedTuple):
         relations: with a number for each pair of members, or with a place for each member.
         owned: whose values belong to the members.
         has_none: whether the axis has one more choice, the last, for no member.
+        is_numbered: whether a member is told its number, for that may be all it is.
     """
 
     kind: str
@@ -254,6 +275,7 @@ class Side(NamedTuple):
     relations: tuple[Leaf, ...] = ()
     owned: tuple[Owned, ...] = ()
     has_none: bool = False
+    is_numbered: bool = False
 
 
 class Layout(NamedTuple):
@@ -264,12 +286,14 @@ class Layout(NamedTuple):
         sides: the sets among them, at most two.
         grids: all grids.
         vectors: all that is left.
+        mask: names that lead to the action mask, if there is one.
     """
 
     axes: tuple[int, ...]
     sides: tuple[Side, ...]
     grids: tuple[Grid, ...]
     vectors: tuple[Leaf, ...]
+    mask: tuple[str, ...] | None = None
 
 
 def read_layout(environment: Environment) -> Layout:
@@ -297,12 +321,13 @@ def read_layout(environment: Environment) -> Layout:
     """
     codec = make_action_codec(environment)
     leaves = [
-        leaf
-        for leaf in _leaves(read_specs(environment)[0])
-        if leaf.path != ("action_mask",) or codec.kind == "normal"
+        read_leaf(path, spec)
+        for path, spec in spec_leaves(read_specs(environment)[0])
+        if path != codec.mask and math.prod(spec.shape) > 0
     ]
     for leaf in leaves:
-        if not (leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)):
+        kinds = (jnp.bool_, jnp.integer, jnp.floating)
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
             raise ValueError(
                 f"the observation's leaf '{leaf.name}' has dtype {leaf.dtype}, which no "
                 "encoder reads; give a network of your own."
@@ -321,32 +346,43 @@ def read_layout(environment: Environment) -> Layout:
             sides += _items_side(codec, axis, rest, sides, certain)
     grids = _grids(scalars, rest, sides)
     sides = _without_what_is_not_read(sides, grids)
-    return Layout(codec.axes, tuple(sides), grids, _vectors(rest, sides, grids))
+    return Layout(codec.axes, tuple(sides), grids, _vectors(rest, sides, grids), codec.mask)
 
 
-def _leaves(spec: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    if not isinstance(spec, specs.Array):
-        for name, part in spec._specs.items():
-            yield from _leaves(part, (*path, name))
-        return
-    low, high = _bounds(spec) or (None, None)
-    yield Leaf(path, tuple(spec.shape), spec.dtype, low, high)
+def read_leaf(path: tuple[str, ...], spec: specs.Array) -> Leaf:
+    """What a spec says of an array that has elements.
 
-
-def _bounds(spec: specs.Array) -> tuple[float, float] | None:
-    """Smallest and largest value, if they say anything of the scale of all of them."""
+    Example:
+        >>> read_leaf(("board",), specs.BoundedArray((3, 3), np.int32, -1, 8)).num_values
+        10
+    """
+    leaf = Leaf(path, tuple(spec.shape), spec.dtype, None, None)
     if spec.dtype == bool:
-        return None
+        return leaf
     if isinstance(spec, specs.BoundedArray):
-        lows, highs = (np.asarray(bound, float).ravel() for bound in (spec.minimum, spec.maximum))
-        # The scale of one number may not be that of its neighbour; of integers, none is lost.
+        bounds = (spec.minimum, spec.maximum)
+        lows, highs = (np.broadcast_to(np.asarray(b, float), spec.shape).ravel() for b in bounds)
         is_one_scale = lows.min() == lows.max() and highs.min() == highs.max()
-        is_one_scale |= np.issubdtype(spec.dtype, np.integer)
-        if is_one_scale and max(*np.abs(lows), *np.abs(highs)) <= _BOUND_LIMIT:
-            return float(lows.min()), float(highs.max())
+        is_integer = jnp.issubdtype(spec.dtype, jnp.integer)
+        # Floats of several scales are measured: how wide they are says little of how far they go.
+        if (is_one_scale or is_integer) and max(*np.abs(lows), *np.abs(highs)) <= _BOUND_LIMIT:
+            pairs = tuple(zip(lows.tolist(), highs.tolist(), strict=True))
+            return leaf._replace(
+                low=float(lows.min()),
+                high=float(highs.max()),
+                ranges=None if is_one_scale else pairs,
+                is_category=_is_category(path, spec),
+            )
     if spec.dtype in (np.uint8, np.int8):
-        return float(np.iinfo(spec.dtype).min), float(np.iinfo(spec.dtype).max)
-    return None
+        limits = np.iinfo(spec.dtype)
+        return leaf._replace(low=float(limits.min), high=float(limits.max))
+    return leaf
+
+
+def _is_category(path: tuple[str, ...], spec: specs.Array) -> bool:
+    """Whether integers are names by their spec, and no count by their own name."""
+    is_named = isinstance(spec, specs.DiscreteArray | specs.MultiDiscreteArray)
+    return is_named and not (path and path[-1].endswith("count"))
 
 
 def _pairs_of_scalars(leaves: list[Leaf]) -> list[Cell]:
@@ -370,7 +406,7 @@ def _pairs_of_scalars(leaves: list[Leaf]) -> list[Cell]:
 def _cells_side(codec: ActionCodec, leaves: list[Leaf]) -> list[Side]:
     """Two neighbouring axes of a masked joint action that go over the only grid, or its windows."""
     sizes = {leaf.shape[:2] for leaf in leaves if leaf.is_grid}
-    if codec.kind == "joint" and codec.is_masked and len(sizes) == 1:
+    if codec.kind == "joint" and codec.mask is not None and len(sizes) == 1:
         ((height, width),) = sizes
         for wanted in ((height, width), (height - 2, width - 2)):
             for axis, size in enumerate(zip(codec.axes, codec.axes[1:], strict=False)):
@@ -384,8 +420,13 @@ def _certain_grids(
 ) -> set[tuple[int, ...]]:
     """Sizes of grids whose rows are no members of any set: something names their cells."""
     sizes = {leaf.shape[:2] for leaf in leaves if leaf.is_grid}
-    highs = {int(leaf.high) for leaf in leaves if _is_pair(leaf) and leaf.high is not None}
-    certain = {size for size in sizes if highs & {max(size) - 1, max(size)}}
+    pairs = [leaf for leaf in leaves if _is_pair(leaf) and leaf.high is not None]
+    certain = {
+        size
+        for size in sizes
+        for leaf in pairs
+        if leaf.high in (max(size) - 1, max(size)) and _is_within(leaf, size)
+    }
     certain |= {(int(c.row.high or 0) + 1, int(c.col.high or 0) + 1) for c in scalars}
     return certain | (sizes if sides else set())
 
@@ -418,7 +459,8 @@ def _items_side(
     """An axis whose choices are the rows of some leaves, and perhaps one more: none of them.
 
     One leaf of the right length may be chance: there must be integers that are indices of its
-    rows, or two leaves with many rows.
+    rows, or two leaves with many rows. One table with many rows is enough, too, but then its
+    rows keep their numbers, and choices that are something else can still be learned.
     """
     choices = codec.axes[axis]
     agents_rows = {leaf for side in sides if side.kind == "agents" for leaf in side.leaves}
@@ -442,8 +484,9 @@ def _items_side(
             and not leaf.is_square
             and not (leaf.is_stack and leaf not in owned_leaves)
         ]
-        by_number = not has_none and (bool(owned) or (len(rows) > 1 and size > _FEW))
-        is_set = bool(pointers) or by_number
+        is_likely = bool(pointers or owned) or (len(rows) > 1 and size > _FEW)
+        is_table = size > _FEW and any(map(_is_table, rows))
+        is_set = bool(pointers) or (not has_none and (is_likely or is_table))
         features = tuple(leaf for leaf in rows if leaf not in (*pointers, *owned_leaves))
         squares = (leaf for leaf in leaves if leaf.is_square and leaf.shape[0] == size)
         relations = (
@@ -452,8 +495,16 @@ def _items_side(
         )
         is_described = rows and (features or relations or owned)
         if is_described and is_set and size > 1:
-            return [Side("items", (axis,), size, features, pointers, relations, owned, has_none)]
+            roles = (features, pointers, relations, owned, has_none)
+            return [Side("items", (axis,), size, *roles, is_numbered=not is_likely)]
     return []
+
+
+def _is_table(leaf: Leaf) -> bool:
+    """Whether each row is several measures of one thing, and not of an image or a board."""
+    is_measured = jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ranges is not None
+    is_measured |= (leaf.num_values or 0) > _ONE_HOT_LIMIT
+    return is_measured and len(leaf.shape) == 2 and leaf.dtype != np.uint8
 
 
 def _is_place(leaf: Leaf) -> bool:
@@ -531,4 +582,12 @@ def _cells(leaf: Leaf, size: tuple[int, int]) -> list[Cells]:
         return []
     if leaf.high is None:
         return [Cells(leaf), Cells(leaf, is_swapped=True)]
-    return [Cells(leaf)] if leaf.high <= max(size) else []
+    return [Cells(leaf)] if _is_within(leaf, size) else []
+
+
+def _is_within(leaf: Leaf, size: tuple[int, ...]) -> bool:
+    """Whether bounded pairs may all be cells of a grid, as far as their bounds tell."""
+    if leaf.ranges is None or leaf.high is None:
+        return (leaf.high or 0) <= max(size)
+    highs = np.reshape([high for _, high in leaf.ranges], (-1, 2))
+    return bool(np.all(highs <= np.array(size)))

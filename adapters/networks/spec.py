@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from vernal.core import init_moments, update_moments
+from vernal.core._arrays import widen
 
 from ..actions import ActionCodec, make_action_codec
 from ..environments import Environment
@@ -132,9 +133,9 @@ class SpecNetwork(eqx.Module):
         statistics = {}
         for name, (leaf, shape) in unbounded_leaves(self.layout).items():
             samples = leaf.encode(observations).reshape(-1, *shape)
-            statistics[name] = update_moments(
-                self.statistics[name], samples, decay=_STATISTICS_DECAY
-            )
+            known = self.statistics[name]
+            fresh = update_moments(jax.tree.map(widen, known), samples, decay=_STATISTICS_DECAY)
+            statistics[name] = jax.tree.map(lambda f, k: f.astype(k.dtype), fresh, known)
         return eqx.tree_at(lambda network: network.statistics, self, statistics)
 
 

@@ -48,7 +48,7 @@ def make_loop(
     params: Any,
     recurrent_fn: Callable[..., tuple[Any, Any]],
     rules: Rules,
-    roots: PyTree[Shaped[Array, "B ..."]],
+    roots: PyTree[Shaped[Array, "B ..."]] | None,
     max_depth: int | None,
     slice_size: int | None,
 ) -> Loop:
@@ -58,7 +58,8 @@ def make_loop(
         params: first argument of `recurrent_fn`.
         recurrent_fn: the one given to the policy.
         rules: how the policy chooses.
-        roots: embeddings of the roots.
+        roots: embeddings of the roots; `None` where they are not those given to the policy. In
+            slices the store that the policy makes for all states is then in memory too.
         max_depth: the one given to the policy.
         slice_size: how many trees to grow at a time; all if not given. Less memory is in use
             then, and the trees that are returned hold no embeddings.
@@ -103,7 +104,8 @@ def make_loop(
                 changed = for_all(walk_up)(bare, children)
                 return key, tree.replace(**dict(zip(_CHANGING, changed, strict=True)))
 
-            carry = key, squeeze(trees)
+            # Each slice takes other rows of what the same keys give.
+            carry = jax.random.clone(key), squeeze(trees)
             return expand(jax.lax.fori_loop(start, num_simulations, simulate, carry)[1])
 
         if slice_size is None:
@@ -125,7 +127,7 @@ def make_loop(
 
         parts = jax.tree.map(
             lambda x: x.reshape(-1, part_size, *x.shape[1:]),
-            (trees.replace(embeddings=None), roots),
+            (trees.replace(embeddings=None), read_roots(trees) if roots is None else roots),
         )
         trees = jax.lax.map(grow_part, (jnp.arange(size // part_size), *parts))
         return key, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), trees)
@@ -175,6 +177,11 @@ def walk_down(
     going = (children != UNVISITED) & (deepest > 1)
     carry = (keys, roots, actions, children, going, jnp.ones((), jnp.int32))
     return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, carry)[1:4]
+
+
+def read_roots(tree: Tree) -> PyTree:
+    """The state that each tree begins with."""
+    return jax.tree.map(lambda x: x[:, ROOT], tree.embeddings)
 
 
 def read(embeddings: PyTree, nodes: Int[Array, " B"]) -> PyTree:
@@ -281,7 +288,12 @@ def _for_all_trees(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Mapped as it is, a loop would copy whole trees to tell those that go on from the others.
     """
-    call = jax.custom_batching.custom_vmap(function)
+
+    def in_standard_types(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):  # mctx mixes integers and floats.
+            return function(*args)
+
+    call = jax.custom_batching.custom_vmap(in_standard_types)
 
     @call.def_vmap
     def call_with_one_axis(size: int, is_mapped: Any, *args: Any) -> Any:
@@ -333,7 +345,7 @@ def _spread_over_devices(carry: Any, params: Any, recurrent_fn: Callable[..., An
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return carry
     key, tree = carry
-    roots = jax.tree.map(lambda x: x[:, ROOT], tree.embeddings)
+    roots = read_roots(tree)
     actions = tree.action_from_parent[:, ROOT]
     stepped = jax.eval_shape(functools.partial(recurrent_fn, params), key, actions, roots)
     axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves((carry, stepped))))

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core import mask_logits
 from vernal.core._arrays import where
@@ -64,15 +64,18 @@ def guard(
         arrived = "afterstate" if name == "decision_recurrent_fn" else "state"
 
         def guarded(params: Any, key: PRNGKeyArray, actions: Array, arrays: Any) -> Any:
+            # To JAX's check of reuse a key of its own: mctx asks twice with one key, and draws with
+            # it, where only one of the numbers is taken.
+            key = jax.random.clone(key)
             _, static = eqx.partition(parts[left], is_array)
             static_arrived: list[PyTree] = []
 
             def call(key: PRNGKeyArray, actions: Array, arrays: Any) -> Any:
-                result = function(params, key, actions, eqx.combine(arrays, static))
-                fields, embedding = _read(name, result, axes)
+                state = eqx.combine(show_keys(arrays), static)
+                fields, embedding = _read(name, function(params, key, actions, state), axes)
                 arrays, static_part = eqx.partition(embedding, is_array)
                 static_arrived.append(static_part)
-                return fields, arrays
+                return fields, hide_keys(arrays)
 
             if batched:
                 fields, arrays = call(key, actions, arrays)
@@ -80,7 +83,7 @@ def guard(
                 keys = jax.random.split(key, actions.shape[0])
                 fields, arrays = jax.vmap(call)(keys, actions, arrays)
             _check_fields(name, fields, axes, root, actions)
-            embedding = eqx.combine(arrays, static_arrived[0])
+            embedding = eqx.combine(show_keys(arrays), static_arrived[0])
             wanted = _rows(parts.setdefault(arrived, _one_row(embedding)), actions.shape[0])
             check_embedding(f"search(): {name}", _map_arrays(_shape, embedding), wanted)
             fields, arrays = stop_gradient((_fit(fields, root), arrays))
@@ -134,6 +137,36 @@ def alternate(decide: Model, take_chance: Model, num_actions: int) -> Model:
         return where(deciding, if_deciding, if_not), nodes
 
     return recurrent_fn
+
+
+class _Keys(eqx.Module):
+    """Random keys as the integers under them."""
+
+    data: Shaped[Array, "..."]
+    kind: Any = eqx.field(static=True)
+
+
+def hide_keys(tree: PyTree) -> PyTree:
+    """Typed keys as integers: to JAX's check of reuse, one that is read from an array is used."""
+
+    def hide(x: Any) -> Any:
+        if not (is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)):
+            return x
+        return _Keys(jax.random.key_data(x), jax.random.key_impl(x))
+
+    return jax.tree.map(hide, tree)
+
+
+def show_keys(tree: PyTree) -> PyTree:
+    """What `hide_keys` was given."""
+
+    def is_hidden(x: Any) -> bool:
+        return isinstance(x, _Keys)
+
+    def show(x: Any) -> Any:
+        return jax.random.wrap_key_data(x.data, impl=x.kind) if is_hidden(x) else x
+
+    return jax.tree.map(show, tree, is_leaf=is_hidden)
 
 
 def _read(name: str, result: Any, axes: dict[str, str]) -> tuple[dict[str, Any], PyTree]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from mctx import PolicyOutput
 
@@ -23,8 +23,9 @@ from vernal.core._checks import check_values, describe
 
 from ..modules import is_array, unpack
 from .engine import Rules, make_loop, varying_axes
-from .models import alternate, guard, stop_gradient
+from .models import alternate, guard, hide_keys, show_keys, stop_gradient
 from .selection import (
+    draw_by_visits,
     gumbel_muzero_rules,
     legal_actions,
     muzero_rules,
@@ -41,6 +42,15 @@ _RULES: dict[str, Callable[..., Rules]] = {
     "stochastic_muzero": stochastic_muzero_rules,
 }
 _DEFAULTS = {"gumbel_muzero": {"qtransform": qtransform_completed_by_mix_value}}
+# Knobs of mctx's policies that are numbers, and may be traced.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda x: x >= 0, "0 or more"),
+    "dirichlet_fraction": (lambda x: 0 <= x <= 1, "from 0 to 1"),
+    "dirichlet_alpha": (lambda x: 0 < x < np.inf, "above 0"),
+    "pb_c_init": (lambda x: 0 <= x < np.inf, "0 or more"),
+    "pb_c_base": (lambda x: 0 < x < np.inf, "above 0"),
+    "gumbel_scale": (lambda x: 0 <= x < np.inf, "0 or more"),
+}
 # What `search` itself hands to a policy; all else are the policy's own knobs.
 _GIVEN = {"params", "rng_key", "root", "num_simulations", "invalid_actions", "max_depth", "loop_fn"}
 
@@ -73,9 +83,16 @@ def search(
       is searched as if everything were, as `core.mask_logits` has it.
     - The tree is float32 at least, whatever precision the network has.
     - Behind an edge of discount 0 what is not finite counts as 0.
+    - `muzero` and `stochastic_muzero` draw an action in proportion to
+      `visits ** (1 / temperature)`, and so, at any temperature, none that is illegal.
     - Results have no gradient: the search is a target, not a part of the loss.
     - Under `shard_map` and `pmap` a key that is the same on all devices gives each other noise,
       unless `same_on_devices` says that a key gives the same noise wherever it is used.
+
+    With fewer simulations than actions take `gumbel_muzero`: to the other policies what was not
+    tried is as bad as the worst that was, and all visits may go to the first action tried, good
+    or bad. Their Dirichlet noise is drawn over all actions; those that are illegal lose theirs,
+    so where few are legal the share of noise is smaller than `dirichlet_fraction`.
 
     Args:
         params: first argument of `recurrent_fn`.
@@ -108,7 +125,8 @@ def search(
 
     Raises:
         TypeError: a shape or dtype is wrong, or the policy has no such knob.
-        ValueError: a number is out of range, or a name unknown.
+        ValueError: a number is out of range, or a name unknown; or over a mesh of explicit axes
+            `recurrent_fn` closes over arrays of that mesh.
 
     Example:
         A corridor whose right end pays 1, three steps away:
@@ -137,26 +155,27 @@ def search(
         max_num_considered_actions=knobs.get("max_num_considered_actions"),
     )
     _check_knobs(name, run, knobs)
-    logits, value, embedding, legal, is_single = _read_root(root, legal)
+    logits, value, embedding, allowed, is_single = _read_root(root, legal)
+    rows = _find_rows((root.prior_logits, root.value, embedding, legal), (params, key))
     if slice_size is not None:
         slice_size = _fit_slices(slice_size, logits, engine, name)
     # A number of NumPy, or another temperature, is no other program.
     num_simulations, max_depth = int(num_simulations), max_depth and int(max_depth)
-    knobs = {n: jnp.float32(x) if isinstance(x, float) else x for n, x in knobs.items()}
+    knobs = {n: _fit_knob(n, x) for n, x in knobs.items()}
     arrays, static = _split_embedding(embedding, None if is_single else logits.shape[0])
     if is_single:
-        logits, value, arrays, legal = jax.tree.map(
-            lambda x: jnp.asarray(x)[None], (logits, value, arrays, legal)
+        logits, value, arrays, allowed = jax.tree.map(
+            lambda x: jnp.asarray(x)[None], (logits, value, arrays, allowed)
         )
     if not same_on_devices:
         key = _key_of_this_device(key, (logits, value, arrays))
-    output = _run(
-        _Search(name, run, num_simulations, max_depth, batched, engine, slice_size, static),
+    output = (_run if _is_part_of_a_program() else _run_eagerly)(
+        _Search(name, run, num_simulations, max_depth, batched, engine, slice_size, static, rows),
         unpack(params),
         key,
         mctx.RootFnOutput(prior_logits=logits, value=value, embedding=arrays),
         recurrent_fn,
-        legal,
+        allowed,
         knobs,
     )
     return jax.tree.map(lambda x: x[0], output) if is_single else output
@@ -173,6 +192,7 @@ class _Search(NamedTuple):
     engine: Engine
     slice_size: int | None
     static_embedding: PyTree
+    rows: NamedSharding | None
 
 
 def _find_policy(policy: str | Callable[..., PolicyOutput[Any]]) -> tuple[str, Any]:
@@ -191,7 +211,7 @@ def _check_counts(**counts: Any) -> None:
     for name, count in counts.items():
         if count is None and name != "num_simulations":
             continue
-        if isinstance(count, Tracer) or not isinstance(count, int | np.integer):
+        if isinstance(count, Tracer | bool) or not isinstance(count, int | np.integer):
             raise TypeError(
                 f"search(): {name} should be a Python int, for the tree's size is fixed when the "
                 f"search is compiled, but is {describe(count)}."
@@ -233,11 +253,36 @@ def _check_knobs(policy: str, run: Callable[..., Any], knobs: Mapping[str, Any])
             raise TypeError(
                 f"search(): the policy {policy} has no knob {name!r}; it has {', '.join(names)}."
             )
-        is_number = isinstance(value, int | float) or is_array(value)
-        is_right = callable(value) if name == "qtransform" else is_number
+        is_right, wanted = _is_number(value), "a number"
+        if name == "qtransform":
+            is_right, wanted = callable(value), "a function"
+        elif name not in _RANGES:
+            is_right |= is_array(value)
         if not is_right:
-            wanted = "a function" if name == "qtransform" else "a number"
             raise TypeError(f"search(): {name} should be {wanted}, but is {describe(value)}.")
+        is_within, wanted = _RANGES.get(name, (None, ""))
+        if is_within and not isinstance(value, Tracer) and not is_within(float(value)):
+            raise ValueError(f"search(): {name} should be {wanted}, but is {value}.")
+
+
+def _is_number(value: Any) -> bool:
+    """A real number of Python, NumPy or JAX, traced or not."""
+    if isinstance(value, bool | int | float):
+        return not isinstance(value, bool)
+    return (
+        is_array(value)
+        and value.ndim == 0
+        and any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
+    )
+
+
+def _fit_knob(name: str, value: Any) -> Any:
+    """Numbers as floats, float32 at least; a count as Python's own; the rest as it is."""
+    if name == "max_num_considered_actions":
+        return int(value)
+    if name in _RANGES and is_array(value) and jnp.issubdtype(value.dtype, jnp.floating):
+        return widen(jnp.asarray(value))
+    return jnp.float32(value) if name in _RANGES or isinstance(value, float) else value
 
 
 def _read_root(
@@ -316,22 +361,71 @@ def _is_checked_by_shard_map() -> bool:
     return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes)))
 
 
-@eqx.filter_jit
-def _run(task: _Search, *data: Any) -> PolicyOutput[Any]:
-    """Search; eagerly too it is compiled once for each model and size."""
+def _run(
+    task: _Search,
+    params: Any,
+    key: PRNGKeyArray,
+    root: Any,
+    recurrent_fn: Any,
+    legal: Bool[Array, "B A"],
+    knobs: Mapping[str, Any],
+) -> PolicyOutput[Any]:
+    """Search, wherever on a mesh the arrays are."""
+    data = (params, key, root, recurrent_fn, legal, knobs)
     arrays, static = eqx.partition(data, is_array)
 
     def body(arrays: Any) -> PolicyOutput[Any]:
         with jax.numpy_dtype_promotion("standard"):  # mctx mixes integers and floats.
             return _run_policy(task, *eqx.combine(arrays, static))
 
-    sharding = jax.typeof(data[2].value).sharding
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        # Neither mctx nor `vmap` say how to place what they make beside the roots.
-        auto: Any = jax.sharding.auto_axes(body, out_sharding=PartitionSpec(sharding.spec[0]))
-        with jax.sharding.use_abstract_mesh(sharding.mesh):
+    if task.rows is None:
+        return body(arrays)
+    # Neither mctx nor `vmap` say how to place what they make beside the roots.
+    auto: Any = jax.sharding.auto_axes(body, out_sharding=task.rows.spec)
+    try:
+        with jax.sharding.use_abstract_mesh(task.rows.mesh.abstract_mesh):
             return auto(arrays)
-    return body(arrays)
+    except ValueError as error:
+        if "context mesh" not in str(error):
+            raise
+        raise ValueError(
+            "search(): over a mesh of explicit axes recurrent_fn can use only arrays that it is "
+            "given; hand it those that it closes over as params."
+        ) from error
+
+
+# Eagerly too a search is compiled once for each model and size.
+_run_eagerly = eqx.filter_jit(_run)
+
+
+def _is_part_of_a_program() -> bool:
+    """Whether what is computed here is compiled anyway.
+
+    Then nothing of a search may be kept for the next one: `recurrent_fn` may know numbers that
+    are this program's own.
+    """
+    false = _make_false()
+    try:
+        return isinstance(false, Tracer) and bool(false)
+    except jax.errors.ConcretizationTypeError:
+        return True  # What a tracer stands for is unknown, but for eager `shard_map`.
+
+
+# Compiled, for eagerly that is the cheapest way to make an array.
+_make_false = jax.jit(lambda: jnp.zeros((), bool))
+
+
+def _find_rows(roots: PyTree, others: PyTree) -> NamedSharding | None:
+    """How to spread the trees, if anything is placed on a mesh of explicit axes."""
+
+    def shardings(tree: PyTree) -> list[Any]:
+        found = [jax.typeof(x).sharding for x in jax.tree.leaves(tree) if eqx.is_array(x)]
+        return [s for s in found if AxisType.Explicit in s.mesh.axis_types]
+
+    of_roots = shardings(roots)
+    split = [s.spec[0] for s in of_roots if s.spec and s.spec[0]]
+    placed = of_roots + shardings(others)
+    return NamedSharding(placed[0].mesh, PartitionSpec(*split[:1])) if placed else None
 
 
 def _run_policy(
@@ -354,6 +448,7 @@ def _run_policy(
         )
     root, knobs = stop_gradient((root, knobs))
     guarded = guard(functions, names, root, task.static_embedding, batched=task.batched)
+    root = root.replace(embedding=hide_keys(root.embedding))
     knobs = {**_DEFAULTS.get(task.policy, {}), **knobs}
     loop = {}
     if (task.engine == "mctx" or task.policy not in _RULES) and _is_checked_by_shard_map():
@@ -366,9 +461,14 @@ def _run_policy(
         rules = _RULES[task.policy](task.num_simulations, num_actions, **knobs)
         model = guarded[0] if len(guarded) == 1 else alternate(guarded[0], guarded[1], num_actions)
         loop["loop_fn"] = make_loop(
-            params, model, rules, root.embedding, task.max_depth, task.slice_size
+            params,
+            model,
+            rules,
+            root.embedding if len(guarded) == 1 else None,
+            task.max_depth,
+            task.slice_size,
         )
-    return task.run(
+    output: Any = task.run(
         params=params,
         rng_key=key,
         root=root,
@@ -379,3 +479,9 @@ def _run_policy(
         **knobs,
         **loop,
     )
+    if task.policy in _RULES and "temperature" in inspect.signature(task.run).parameters:
+        temperature = knobs.get("temperature", 1.0)
+        # Drawn once more with the key that mctx drew with, and instead of it.
+        drawn = draw_by_visits(jax.random.clone(key), output.action_weights, temperature)
+        output = output.replace(action=drawn)
+    return show_keys(output)

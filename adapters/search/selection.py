@@ -79,7 +79,8 @@ def qtransform_completed_by_mix_value(
         largest = jnp.max(completed, where=legal, initial=-jnp.inf)
         rescaled = (completed - smallest) / jnp.maximum(largest - smallest, epsilon)
         completed = jnp.where(legal, rescaled, 0.0)
-    return jnp.asarray(maxvisit_init + most_visits) * value_scale * completed
+    weight = jnp.asarray(maxvisit_init, completed.dtype) + most_visits.astype(completed.dtype)
+    return weight * value_scale * completed
 
 
 def completed_qvalues(
@@ -96,15 +97,16 @@ def completed_qvalues(
     Returns:
         Equation 10 of Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
     """
-    # With these scales, whose product is 1, mctx's function gives the plain values.
-    return mctx.qtransform_completed_by_mix_value(
-        tree,
-        node_index,
-        value_scale=1.0,
-        maxvisit_init=1.0 - jnp.max(tree.children_visits[node_index]),
-        rescale_values=False,
-        use_mixed_value=use_mixed_value,
-    )
+    with jax.numpy_dtype_promotion("standard"):  # mctx mixes integers and floats.
+        # With these scales, whose product is 1, mctx's function gives the plain values.
+        return mctx.qtransform_completed_by_mix_value(
+            tree,
+            node_index,
+            value_scale=1.0,
+            maxvisit_init=1.0 - jnp.max(tree.children_visits[node_index]),
+            rescale_values=False,
+            use_mixed_value=use_mixed_value,
+        )
 
 
 def gumbel_muzero_rules(
@@ -200,6 +202,28 @@ def stochastic_muzero_rules(num_simulations: int, num_actions: int, **knobs: Any
     return Rules(at_root, inside, numbers)
 
 
+def draw_by_visits(
+    key: PRNGKeyArray, visit_probs: Float[Array, "B A"], temperature: ScalarLike
+) -> Int[Array, " B"]:
+    """An action with probability proportional to `visits ** (1 / temperature)`.
+
+    mctx takes an action without visits for one of a very small share, which a high temperature
+    makes likely, be it legal or not. Otherwise the draw is mctx's, number by number.
+
+    Args:
+        key: the one given to mctx's policy.
+        visit_probs: shares of the visits at the root.
+        temperature: 0 for the most visited; at infinity all that were visited are alike.
+    """
+    tiny = jnp.finfo(visit_probs.dtype).tiny
+    logits = jnp.log(jnp.maximum(visit_probs, tiny))
+    logits -= jnp.max(logits, axis=-1, keepdims=True)
+    logits /= jnp.maximum(tiny, temperature)
+    logits = jnp.where(visit_probs > 0, logits, -jnp.inf)
+    draw_key, *_ = jax.random.split(key, 3)
+    return jax.random.categorical(draw_key, logits)
+
+
 class SearchValues(NamedTuple):
     """What a search says its roots are worth, in three ways.
 
@@ -247,8 +271,7 @@ def search_values(output: PolicyOutput[Any]) -> SearchValues:
     if jnp.ndim(output.action):
         return jax.vmap(search_values)(output)
     tree: Any = output.search_tree
-    with jax.numpy_dtype_promotion("standard"):  # mctx mixes integers and floats.
-        qvalues = completed_qvalues(tree, tree.ROOT_INDEX)
+    qvalues = completed_qvalues(tree, tree.ROOT_INDEX)
     legal = ~jnp.asarray(tree.root_invalid_actions, bool)
     weights = jnp.asarray(output.action_weights).astype(qvalues.dtype)
     return SearchValues(

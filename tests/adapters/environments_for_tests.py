@@ -172,8 +172,8 @@ class CountingEnvironment:
         return specs.Spec(
             Observation,
             "ObservationSpec",
-            steps=specs.BoundedArray((), jnp.int32, 0, self.max_length),
-            instance=specs.Array((), jnp.int32),
+            steps=specs.BoundedArray((), np.int32, 0, self.max_length),
+            instance=specs.Array((), np.int32),
             action_mask=specs.BoundedArray((3,), bool, False, True),
         )
 
@@ -240,7 +240,18 @@ def with_mask(shape: tuple[int, ...]) -> Callable[[], Any]:
     return lambda: specs.Spec(
         Observation,
         "ObservationSpec",
-        steps=specs.Array((), jnp.int32),
-        instance=specs.Array((), jnp.int32),
+        steps=specs.Array((), np.int32),
+        instance=specs.Array((), np.int32),
         action_mask=specs.BoundedArray(shape, bool, False, True),
     )
+
+
+class WithEmptyLeaf(CountingEnvironment):
+    """A part of what is seen has no elements."""
+
+    @functools.cached_property
+    def observation_spec(self):
+        return super().observation_spec.replace(instance=specs.Array((0, 3), np.float32))
+
+    def _observe(self, state: State) -> Observation:
+        return super()._observe(state)._replace(instance=jnp.zeros((0, 3)))

@@ -1,12 +1,14 @@
 """Action codecs: which kind serves which spec, and the way from a sample to an action."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jumanji import specs
 
-from vernal.adapters.actions import make_action_codec
+from vernal.adapters.actions import MASK_NAMES, make_action_codec
 
 from .environments_for_tests import OFFLINE, Observation, SpecsOnly, make_once, with_mask
 
@@ -185,7 +187,7 @@ def test_a_mask_per_head_is_cut_to_the_heads_own_choices():
 
 
 def test_a_mask_per_component_of_a_table_of_integers_is_flattened():
-    spec = specs.BoundedArray((2, 2), jnp.int32, 0, 4)
+    spec = specs.BoundedArray((2, 2), np.int32, 0, 4)
     codec = make_action_codec(SpecsOnly(lambda: spec, with_mask((2, 2, 5))))
     legal = codec.legal(observe(np.arange(20).reshape(2, 2, 5) % 2 == 0))
     assert codec.output_shape == (4, 5)
@@ -202,7 +204,7 @@ LOW, HIGH = np.array([[-3.0, 0.0], [1.0, -1.0]]), np.array([[-1.0, 10.0], [1.5, 
 
 
 def make_bounded_codec():
-    return make_action_codec(SpecsOnly(lambda: specs.BoundedArray((2, 2), jnp.float32, LOW, HIGH)))
+    return make_action_codec(SpecsOnly(lambda: specs.BoundedArray((2, 2), np.float32, LOW, HIGH)))
 
 
 @pytest.mark.parametrize(
@@ -282,16 +284,96 @@ def test_a_codec_made_under_a_trace_works_outside_of_it():
     np.testing.assert_array_equal(codecs[0].to_environment(jnp.ones(4)), np.ones((2, 2)))
 
 
+class Seen(dict[str, Any]):
+    """An observation whose parts are read as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+def seeing(spec, **parts):
+    """An environment with that action and those parts of an observation, by shape and dtype."""
+    leaves = {name: specs.Array(*part) for name, part in parts.items()}
+    return SpecsOnly(lambda: spec, lambda: specs.Spec(Seen, "SeenSpec", **leaves))
+
+
+ACTIONS = [
+    (specs.DiscreteArray(4), (4,)),
+    (specs.MultiDiscreteArray(jnp.array([3, 4])), (3, 4)),
+    (specs.MultiDiscreteArray(jnp.array([4, 4, 4])), (3, 4)),
+    (specs.BoundedArray((3,), np.int32, 0, 3), (3, 4)),
+]
+
+
+@pytest.mark.parametrize(("spec", "shape"), ACTIONS)
+@pytest.mark.parametrize("name", MASK_NAMES)
+def test_a_mask_is_found_by_its_known_names(name, spec, shape):
+    codec = make_action_codec(seeing(spec, **{"x": ((), float), name: (shape, bool)}))
+    mask = np.asarray(jax.random.bernoulli(KEY, 0.5, shape))
+    legal = codec.legal(Seen({"x": 0.0, name: jnp.asarray(mask)}))
+    np.testing.assert_array_equal(legal, mask.reshape(codec.output_shape))
+
+
+def test_a_mask_is_found_deeper_in_the_observation():
+    inner = specs.Spec(Seen, "Inner", legal_actions=specs.Array((3,), bool))
+    environment = SpecsOnly(
+        lambda: specs.DiscreteArray(3), lambda: specs.Spec(Seen, "SeenSpec", inner=inner)
+    )
+    mask = jnp.array([True, False, True])
+    legal = make_action_codec(environment).legal(Seen(inner=Seen(legal_actions=mask)))
+    np.testing.assert_array_equal(legal, mask)
+
+
+def test_of_several_masks_the_first_known_name_counts():
+    parts = dict.fromkeys(("legal_actions", "action_mask", "avail_actions"), ((3,), bool))
+    assert make_action_codec(seeing(specs.DiscreteArray(3), **parts)).mask == ("action_mask",)
+
+
+@pytest.mark.parametrize(("spec", "shape"), [*ACTIONS[:3], (ACTIONS[2][0], (4, 4, 4))])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("can_do", bool), ("invalid_actions", bool), ("legal_actions", np.int32)]
+)
+def test_what_has_the_shape_of_a_mask_and_is_not_read_as_one_is_told(name, dtype, spec, shape):
+    environment = seeing(spec, **{name: (shape, dtype)})
+    with pytest.warns(UserWarning, match=f"'{name}' has the shape of an action mask, but is not"):
+        assert make_action_codec(environment).mask is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        (specs.DiscreteArray(4), {"action_mask": ((4,), bool), "packed": ((4,), bool)}),
+        (specs.DiscreteArray(4), {"lamps": ((5,), bool), "numbers": ((4,), float)}),
+        (specs.DiscreteArray(4), {"legal_actions": ((7,), np.int32)}),
+        (specs.BoundedArray((4,), float, 0.0, 1.0), {"touches": ((4,), bool)}),
+    ],
+)
+def test_what_is_no_mask_is_not_told(spec, parts):
+    make_action_codec(seeing(spec, **parts))  # a warning would be an error
+
+
+def test_the_mask_of_a_continuous_action_is_not_read():
+    environment = seeing(specs.BoundedArray((4,), float, 0.0, 1.0), action_mask=((4,), bool))
+    assert make_action_codec(environment).legal(object()) is None
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_actions_of_half_precision_are_served(dtype):
+    codec = make_action_codec(SpecsOnly(lambda: specs.BoundedArray((2,), dtype, -1.0, 3.0)))
+    action = codec.to_environment(jnp.array([-1.0, 0.5]))
+    assert action.dtype == dtype
+    assert action.tolist() == [-1, 2]
+
+
 REFUSED = {
     "floats without bounds": lambda: SpecsOnly(lambda: specs.Array((2,), float)),
     "floats with an infinite bound": lambda: SpecsOnly(
         lambda: specs.BoundedArray((2,), float, 0.0, jnp.inf)
     ),
     "bounded integers without mask": lambda: SpecsOnly(
-        lambda: specs.BoundedArray((2,), jnp.int32, 0, 3)
+        lambda: specs.BoundedArray((2,), np.int32, 0, 3)
     ),
     "bounded integers that do not begin at 0": lambda: SpecsOnly(
-        lambda: specs.BoundedArray((2,), jnp.int32, 1, 3), with_mask((2, 3))
+        lambda: specs.BoundedArray((2,), np.int32, 1, 3), with_mask((2, 3))
     ),
 }
 

@@ -4,6 +4,7 @@ The tests' process has four devices, see `conftest.py`.
 """
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.sharding import AxisType
 
 from vernal.adapters.agents.alphazero import AlphaZeroConfig, make_alphazero
 from vernal.adapters.agents.ppo import PPOConfig, make_ppo
+from vernal.adapters.evaluation import play
 from vernal.adapters.mesh import Devices, make_mesh
 from vernal.adapters.networks import make_spec_network
 from vernal.adapters.runs.checkpoints import Checkpoints, array_shapes, as_state, flatten
@@ -178,6 +180,38 @@ def test_agents_are_spread_over_devices_whole(name):
     assert_close(jax.tree.map(lambda x: x[1:], metrics), alone)
     moved = np.asarray(state.params.value.weight) != np.asarray(program.init().params.value.weight)
     assert [bool(x.any()) for x in moved] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: jax.debug_key_reuse(True),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        jax.checking_leaks,
+    ],
+    ids=["keys", "dtypes", "leaks"],
+)
+def test_checks_of_jax_find_nothing(name, check):
+    environment = make_once("maze-easy")
+    with check():
+        agent = MAKE[name](environment, make_spec_network(environment), SETTINGS[name])
+
+        def walk(key):
+            init_key, key = jax.random.split(key)
+            state, _ = agent.step(agent.init(init_key, agent.hyperparameters))
+            return play(environment, lambda key, seen: agent.act(state, key, seen), key, 2)
+
+        jax.eval_shape(jax.jit(walk), jax.random.key(0))
+
+
+def test_settings_of_another_class_are_refused(name):
+    # Without the tests' own check of every argument, as users have it.
+    make = inspect.unwrap(MAKE[name])
+    environment = make_once("maze-easy")
+    for config in ({"gamma": 0.9}, next(c for n, c in SETTINGS.items() if n != name)):
+        sentence = f"config is of type {type(config).__name__}; give a .*Config, as in"
+        with pytest.raises(TypeError, match=sentence):
+            make(environment, make_spec_network(environment), config)
 
 
 def test_what_devices_cannot_divide_is_refused(name):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vernal.adapters.actions import make_action_codec
 from vernal.adapters.agents.alphazero import (
     AlphaZeroConfig,
     AlphaZeroHyperparameters,
@@ -17,6 +18,7 @@ from vernal.adapters.agents.alphazero import (
     collect,
     make_alphazero,
     make_model,
+    minibatch_loss,
     mix_with_uniform,
 )
 from vernal.adapters.environments import VectorEnvironment
@@ -59,18 +61,22 @@ def compiled_step():
     return quick_jit(small_agent().step)
 
 
-@functools.cache
-def compiled_walk():
+def walk_with(network):
     environment = CountingEnvironment()
     envs, model = VectorEnvironment(environment, 2), make_model(environment)
-    scaled = ScaledNetwork(KnownNetwork(), None)
+    scaled = ScaledNetwork(network, None)
     config = dataclasses.replace(SMALL, rollout_steps=9, minibatch_size=27)
 
     def walk(td_lambda):
         numbers = AlphaZeroHyperparameters(1e-3, 1e-5, 1.0, 0.9, td_lambda, 1.0, 0.1)
         return collect(scaled, envs, model, envs.init(KEY), KEY, numbers, config)
 
-    return quick_jit(walk)
+    return walk
+
+
+@functools.cache
+def compiled_walk():
+    return quick_jit(walk_with(KnownNetwork()))
 
 
 def test_targets_of_lambda_one_are_the_discounted_rewards_that_came():
@@ -143,6 +149,27 @@ def test_size_of_the_rewards_changes_nothing():
 
     for a, b in zip(*(jax.tree.leaves(train(e)) for e in (Scaled(), Large())), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_network_in_half_precision_is_searched_and_judged_in_float32(dtype):
+    class HalfNetwork(KnownNetwork):
+        def __call__(self, observation):
+            return jax.tree.map(lambda x: x.astype(dtype), super().__call__(observation))
+
+    numbers, codec = small_agent().hyperparameters, make_action_codec(CountingEnvironment())
+
+    def walk(network, collect_with):
+        _, batch, _, paid = collect_with(0.5)
+        sample = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
+        loss, parts = minibatch_loss(network, sample, codec=codec, hyperparameters=numbers)
+        return batch, paid, loss, parts
+
+    given, wanted = (
+        jax.eval_shape(functools.partial(walk, network, walk_with(network)))
+        for network in (HalfNetwork(), KnownNetwork())
+    )
+    assert jax.tree.leaves(given) == jax.tree.leaves(wanted)
 
 
 def test_uniform_share_is_mixed_over_the_legal_actions():

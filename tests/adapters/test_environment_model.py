@@ -153,11 +153,43 @@ def test_old_keys_are_recognised_by_their_name():
     assert fresh["seed_key"].tolist() != state["seed_key"].tolist()
 
 
-def test_keys_of_another_kind_stay_of_that_kind():
-    state = {"k": jax.random.key(3, impl="rbg")}
-    fresh = rekey_state(CountingEnvironment(), state, jax.random.key(1))
+KINDS = ["threefry2x32", "rbg", "unsafe_rbg"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of_the_search", KINDS)
+def test_keys_of_another_kind_stay_of_that_kind(kind, of_the_search):
+    state = {"k": jax.random.key(3, impl=kind)}
+    key = jax.random.key(1, impl=of_the_search)
+    fresh = rekey_state(CountingEnvironment(), state, key)
     assert fresh["k"].dtype == state["k"].dtype
     assert bool(fresh["k"] != state["k"])
+
+
+class OldStyle(CountingEnvironment):
+    """Keeps a key as plain integers, under some name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def reset(self, key) -> tuple[Any, Any]:
+        state, timestep = super().reset(key)
+        return {"state": state, self.name: jax.random.key_data(key)}, timestep
+
+    def step(self, state: Any, action) -> tuple[Any, Any]:
+        inner, timestep = super().step(state["state"], action)
+        return {**state, "state": inner}, timestep
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_old_keys_of_every_kind_are_drawn_anew(kind):
+    with jax.default_prng_impl(kind):
+        environment = OldStyle("key")
+        state, _ = environment.reset(jax.random.key(0))
+        fresh = rekey_state(environment, state, jax.random.key(1))
+    assert (fresh["key"].shape, fresh["key"].dtype) == (state["key"].shape, jnp.uint32)
+    assert (fresh["key"] != state["key"]).all()
 
 
 def test_an_environment_may_say_how_its_future_is_drawn_anew():
@@ -168,6 +200,47 @@ def test_an_environment_may_say_how_its_future_is_drawn_anew():
     environment = Own()
     state, _ = environment.reset(KEY)
     assert rekey_state(environment, state, KEY).instance == 7
+
+
+class Discounting(CountingEnvironment):
+    """Each action has a discount of its own, wherever it is taken, and the game goes on."""
+
+    discounts = (0.0, 0.5, 1.0)
+
+    def step(self, state: Any, action) -> tuple[Any, Any]:
+        arrived: tuple[Any, Any] = super().step(state, action)
+        state, timestep = arrived
+        return state, timestep.replace(discount=jnp.array(self.discounts)[action])
+
+
+DISCOUNTING = Discounting(min_length=6)
+
+
+@quick_jit
+def plan_discounting(key):
+    """Values of the root's actions, where each step pays its action and states are worth 8."""
+    environment = DISCOUNTING
+    model = make_environment_model(environment, lambda _, seen: (jnp.zeros(3), jnp.full((), 8.0)))
+    state, timestep = environment.reset(key)
+    seen = jax.tree.map(lambda x: jnp.asarray(x)[None], SimulatorState(state, timestep.observation))
+    recurrent_fn = make_recurrent_fn(model.predict, model.transition, gamma=GAMMA)
+    root = make_root(model.predict, None, seen)
+    output = search(None, key, root, recurrent_fn, 32, max_depth=3, gumbel_scale=0.0)
+    tree: Any = output.search_tree
+    return tree.summary().qvalues[0], tree.children_discounts, tree.node_values
+
+
+def test_nothing_counts_behind_a_discount_of_0_in_the_middle_of_an_episode():
+    qvalues, _, node_values = plan_discounting(KEY)
+    # Action 0 pays nothing and loses a life; the states behind it would be worth 8.
+    assert qvalues[0] == 0
+    assert (qvalues[1:] > 1).all()
+    assert (node_values == 0).any()
+
+
+def test_an_environments_own_discounts_are_those_of_the_tree():
+    _, discounts, _ = plan_discounting(KEY)
+    assert set(np.unique(discounts)) == {0.0, np.float32(0.5 * GAMMA), np.float32(GAMMA)}
 
 
 def test_truncated_state_keeps_its_value_and_a_terminated_one_has_none():
@@ -182,19 +255,12 @@ def test_truncated_state_keeps_its_value_and_a_terminated_one_has_none():
         assert arrived.reward == 1
 
 
-def test_what_looks_like_a_key_under_another_name_is_refused():
-    class Hidden(CountingEnvironment):
-        def reset(self, key) -> tuple[Any, Any]:
-            state, timestep = super().reset(key)
-            return {"state": state, "rng": jax.random.key_data(key)}, timestep
-
-        def step(self, state: Any, action) -> tuple[Any, Any]:
-            inner, timestep = super().step(state["state"], action)
-            return {**state, "state": inner}, timestep
-
-    with pytest.raises(ValueError, match=r"state\['rng'\] looks like a random key"):
-        make_environment_model(Hidden())
-    make_environment_model(Hidden(), rekey=False)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_looks_like_a_key_under_another_name_is_refused(kind):
+    with jax.default_prng_impl(kind):
+        with pytest.raises(ValueError, match=r"state\['rng'\] looks like a random key"):
+            make_environment_model(OldStyle("rng"))
+        make_environment_model(OldStyle("rng"), rekey=False)
 
 
 @pytest.mark.parametrize(

@@ -423,11 +423,18 @@ class WithIncomparableState(SpecsOnly):
 
 
 def test_states_are_compared_leaf_by_leaf():
-    check_environment(WithIncomparableState(lambda: specs.DiscreteArray(3)))
+    environment = WithIncomparableState(
+        lambda: specs.DiscreteArray(3), lambda: COUNTING.observation_spec
+    )
+    check_environment(environment)
 
 
 class Large(CountingEnvironment):
     """An episode's first state and observation take 16 KiB."""
+
+    @functools.cached_property
+    def observation_spec(self):
+        return super().observation_spec.replace(instance=specs.Array((2048,), np.int32))
 
     def reset(self, key):
         state, _ = super().reset(key)

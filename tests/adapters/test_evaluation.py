@@ -222,3 +222,41 @@ def test_summary_of_a_maze_that_was_never_solved_has_no_ratio():
     summary = summarise(make_corridor(), KEY, outcome)
     assert summary["steps / shortest"] == "none solved"
     assert summary["solved"] == "0.000 ± 0.000"
+
+
+class NeverStepAgain(CountingEnvironment):
+    """A step from a finished state never returns."""
+
+    def step(self, state, action):
+        stuck = state.steps >= state.length
+        steps = jax.lax.while_loop(lambda x: stuck, lambda x: x + 1, state.steps)
+        return super().step(state._replace(steps=steps), action)
+
+
+def test_a_finished_episode_is_never_stepped():
+    environment = NeverStepAgain(max_length=9)
+    outcome = jax.jit(lambda: play(environment, alternate, KEY, EPISODES))()
+    np.testing.assert_array_equal(outcome.lengths, played().lengths)
+    np.testing.assert_array_equal(outcome.returns, played().returns)
+
+
+def test_episodes_that_take_too_long_are_cut_and_marked_so():
+    outcome = jax.jit(lambda: play(COUNTING, alternate, KEY, EPISODES, max_steps=5))()
+    whole = np.asarray(played().lengths)
+    np.testing.assert_array_equal(outcome.lengths, np.minimum(whole, 5))
+    np.testing.assert_array_equal(outcome.cut, whole > 5)
+    assert 0 < outcome.cut.sum() < EPISODES
+    assert not played().cut.any()
+
+
+def test_summary_tells_how_many_episodes_were_cut():
+    cut = jnp.array([True, False])
+    summary = summarise(COUNTING, KEY, Episodes(jnp.zeros(2), jnp.array([9, 3]), cut))
+    assert summary["cut"] == "1 of 2"
+
+
+@pytest.mark.parametrize("count", [{"episodes": 0}, {"max_steps": 0}])
+def test_no_episodes_and_no_steps_are_refused(count):
+    ((name, _),) = count.items()
+    with pytest.raises(ValueError, match=rf"^{name} is 0; give at least 1\.$"):
+        play(COUNTING, alternate, KEY, **{"episodes": 2, **count})

@@ -147,7 +147,7 @@ def observing(action=None, **parts):
     return SpecsOnly(lambda: action, lambda: specs.Spec(Seen, "SeenSpec", **parts))
 
 
-def bounded(low, high, dtype=jnp.int32, shape=()):
+def bounded(low, high, dtype: Any = jnp.int32, shape=()):
     return specs.BoundedArray(shape, dtype, low, high)
 
 
@@ -296,7 +296,9 @@ def vector_of(environment, observation):
 
 
 def see_one(spec, values):
-    return vector_of(observing(leaf=spec), Seen(leaf=jnp.asarray(values, spec.dtype)))
+    # Three actions, for whose mask no pair of booleans is taken.
+    environment = observing(specs.DiscreteArray(3), leaf=spec)
+    return vector_of(environment, Seen(leaf=jnp.asarray(values, spec.dtype)))
 
 
 def test_an_observation_that_is_one_array_is_read():
@@ -332,10 +334,116 @@ def test_other_bounded_numbers_are_scaled_to_minus_1_to_1(spec, values, expected
     assert see_one(spec, values) == expected
 
 
+def one_hot(value, size):
+    return np.eye(size)[value].tolist()
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        # Scaled by its own range, and one-hot beside it where it has few values.
+        (
+            bounded([0, 0], [1, 64], shape=(2,)),
+            [1, 16],
+            [1, *one_hot(1, 2), -0.5, 0, 0],
+        ),
+        (
+            bounded([-5, 90], [59, 92], shape=(2,)),
+            [59, 91],
+            [1, 0, 0, 0, 0, *one_hot(1, 3)],
+        ),
+        (bounded([0, -100], [40, 100], shape=(2,)), [10, 50], [-0.5, 0.5]),
+        (bounded([7, 0], [7, 40], shape=(2,)), [7, 30], [0, 1, 0.5, 0]),
+        (specs.MultiDiscreteArray(jnp.array([2, 1001])), [0, 500], [-1, *one_hot(0, 2), 0, 0, 0]),
+        # Few enough values for one scale.
+        (bounded([0, 3], [1, 5], shape=(2,)), [1, 4], [*one_hot(1, 6), *one_hot(4, 6)]),
+    ],
+)
+def test_integers_with_a_range_each_are_read_by_it(spec, values, expected):
+    np.testing.assert_allclose(see_one(spec, values), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_each_number_of_a_table_is_read_by_its_own_range(flag):
+    highs = jnp.array([[1, 99], [99, 1], [99, 99]])
+    environment = observing(table=bounded(0, highs, shape=(3, 2)))
+    table = jnp.full((3, 2), 99).at[0, 0].set(flag).at[1, 1].set(flag)
+    rows = np.reshape(vector_of(environment, Seen(table=table)), (3, 2, 3))
+    np.testing.assert_allclose(rows[0, 0], [2 * flag - 1, 1 - flag, flag], atol=1e-6)
+    np.testing.assert_array_equal(rows[1, 1], rows[0, 0])
+    np.testing.assert_array_equal(rows[2], [[1, 0, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(("highs", "is_place"), [([2, 4], True), ([4, 2], False), ([1, 40], False)])
+def test_a_pair_with_a_range_each_is_a_place_where_both_fit(highs, is_place):
+    grid = specs.Array((3, 5), bool)
+    (found,) = read_layout(observing(grid=grid, place=bounded(0, highs, shape=(2,)))).grids
+    assert names(found.cells) == ["place"] * is_place
+
+
+def test_numbers_with_a_range_each_are_no_indices_and_nobodys():
+    parts = {"state": bounded(0, [1, 19], shape=(2,)), "rows": specs.Array((20, 3), float)}
+    (side,) = read_layout(observing(specs.DiscreteArray(20), **parts)).sides
+    assert side.pointers == ()
+    team = specs.MultiDiscreteArray(jnp.array([5, 5, 5]))
+    items = {"state": bounded(0, [[1, 3]] * 5, shape=(5, 2))}
+    mask = {"action_mask": bounded(False, True, bool, (3, 5))}
+    assert not any(side.owned for side in read_layout(observing(team, **items, **mask)).sides)
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        (specs.DiscreteArray(65), 16, [-0.5, *one_hot(16, 65)]),
+        (specs.DiscreteArray(1024), 1023, [1, *one_hot(1023, 1024)]),
+        (
+            specs.MultiDiscreteArray(jnp.array([65, 65])),
+            [0, 48],
+            [-1, *one_hot(0, 65), 0.5, *one_hot(48, 65)],
+        ),
+        (
+            specs.MultiDiscreteArray(jnp.array([33, 65])),
+            [16, 16],
+            [0, *one_hot(16, 65), -0.5, *one_hot(16, 65)],
+        ),
+        (specs.DiscreteArray(1025), 256, [-0.5]),
+        (specs.MultiDiscreteArray(jnp.full(513, 3)), [1] * 513, one_hot(1, 3) * 513),
+        (specs.MultiDiscreteArray(jnp.full(26, 41)), [10] * 26, [-0.5] * 26),
+    ],
+)
+def test_names_of_up_to_1024_inputs_are_one_hot_beside_their_number(spec, values, expected):
+    np.testing.assert_allclose(see_one(spec, values), expected, atol=1e-6)
+
+
+def test_a_count_is_no_name():
+    environment = observing(step_count=specs.DiscreteArray(65))
+    assert vector_of(environment, Seen(step_count=jnp.array(48))) == [0.5]
+
+
+HALF, QUARTER = [jnp.float16, jnp.bfloat16], [jnp.int8, jnp.uint8, jnp.int16, jnp.uint32]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "spec"),
+    [
+        (HALF, lambda dtype: specs.Array((3,), dtype)),
+        (HALF, lambda dtype: bounded(0, 64, dtype, (3,))),
+        (QUARTER, lambda dtype: bounded(0, 3, dtype, (3,))),
+        (QUARTER, lambda dtype: bounded(0, 100, dtype, (3,))),
+        (QUARTER, lambda dtype: bounded(0, [3, 100, 3], dtype, (3,))),
+        (QUARTER[2:], lambda dtype: specs.Array((3,), dtype)),
+    ],
+)
+def test_narrow_numbers_are_read_as_wide_ones(dtypes, spec):
+    wide = jnp.float32 if dtypes is HALF else jnp.int32
+    for dtype in dtypes:
+        assert see_one(spec(dtype), [0, 3, 2]) == see_one(spec(wide), [0, 3, 2])
+
+
 UNBOUNDED = [
     specs.Array((3,), float),
     bounded(-jnp.inf, 9.0, float, (3,)),
-    specs.Array((3,), jnp.int32),
+    specs.Array((3,), np.int32),
     # One wide range beside narrow ones: no scale fits all.
     bounded(jnp.array([-9.0, -9.0, -99.0]), jnp.array([9.0, 9.0, 99.0]), float, (3,)),
     bounded(-np.finfo(np.float32).max, np.finfo(np.float32).max, float, (3,)),
@@ -390,7 +498,7 @@ def test_places_outside_of_the_grid_are_left_out():
 
 
 def test_integers_without_bounds_on_a_grid_are_one_hot_too_up_to_a_limit():
-    environment = observing(grid=specs.Array((3, 4), jnp.int32))
+    environment = observing(grid=specs.Array((3, 4), np.int32))
     grid = jnp.zeros((3, 4), int).at[1, 2].set(99).at[0, 0].set(-1)
     planes = planes_of(environment, Seen(grid=grid))
     assert planes.shape == (3, 4, 1 + 16)
@@ -399,7 +507,7 @@ def test_integers_without_bounds_on_a_grid_are_one_hot_too_up_to_a_limit():
 
 
 def test_pixels_are_scaled_by_their_dtype():
-    environment = observing(grid=specs.Array((3, 4), jnp.uint8))
+    environment = observing(grid=specs.Array((3, 4), np.uint8))
     planes = planes_of(environment, Seen(grid=jnp.full((3, 4), 255, jnp.uint8).at[0, 0].set(0)))
     assert (planes.min(), planes.max()) == (-1, 1)
 
@@ -460,6 +568,87 @@ def test_a_leaf_that_no_encoder_reads_is_refused_by_name():
         read_layout(environment)
 
 
-def test_an_observation_with_nothing_but_a_mask_is_refused():
+EMPTY = {
+    "numbers": specs.Array((0, 3), float),
+    "places": bounded(0, 3, shape=(4, 0)),
+    "ranges": specs.MultiDiscreteArray(jnp.zeros((0,), int)),
+    "flags": specs.Array((0,), bool),
+}
+
+
+def test_leaves_without_elements_are_left_out():
+    parts = {"x": bounded(0.0, 2.0, float)}
+    layout = read_layout(observing(**parts, **EMPTY))
+    assert layout == read_layout(observing(**parts))
+
+
+@pytest.mark.parametrize(
+    "parts", [{"action_mask": bounded(False, True, bool, (2,))}, EMPTY], ids=["mask", "empty"]
+)
+def test_an_observation_with_nothing_to_read_is_refused(parts):
     with pytest.raises(ValueError, match="no leaf to read besides the action mask"):
-        read_layout(observing(action_mask=bounded(False, True, bool, (2,))))
+        read_layout(observing(**parts))
+
+
+def test_a_complex_number_is_read_by_no_encoder():
+    with pytest.raises(ValueError, match="leaf 'x' has dtype complex64, which no encoder reads"):
+        read_layout(observing(x=specs.Array((3,), jnp.complex64)))
+
+
+def test_a_mask_of_another_name_is_seen_as_a_mask():
+    x, mask = bounded(0.0, 2.0, float), bounded(False, True, bool, (2,))
+    inner = specs.Spec(Seen, "Inner", legal_action_mask=mask)
+    layout = read_layout(observing(x=x, inner=inner))
+    assert all_leaves(layout) == {"x"}
+    seen = Seen(x=jnp.array(1.0), inner=Seen(legal_action_mask=jnp.array([True, False])))
+    assert see(layout, {}, seen).vector.tolist() == [0, 1, 0]
+
+
+def table_side(spec, choices=24):
+    return read_layout(observing(specs.DiscreteArray(choices), table=spec)).sides
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        bounded(0.0, 1.0, float, (24, 4)),
+        specs.Array((24, 2), float),
+        bounded(0, 100, shape=(24, 4)),
+        bounded(0, [[1, 9, 3]], shape=(24, 3)),
+        bounded(0.0, 1.0, jnp.bfloat16, (24, 4)),
+    ],
+)
+def test_a_table_of_as_many_rows_as_choices_is_items_that_know_their_numbers(spec):
+    (side,) = table_side(spec)
+    assert (side.kind, side.size, names(side.leaves)) == ("items", 24, ["table"])
+    assert side.is_numbered
+
+
+@pytest.mark.parametrize(
+    ("choices", "spec"),
+    [
+        (24, specs.Array((24, 4), np.uint8)),  # pixels
+        (24, bounded(0, 255, jnp.uint8, (24, 4))),
+        (24, bounded(0, 5, shape=(24, 4))),  # a board
+        (24, specs.Array((24, 4), bool)),
+        (24, specs.Array((24, 4, 3), float)),
+        (24, specs.Array((24, 24), float)),  # nothing tells rows from columns
+        (6, specs.Array((6, 4), float)),
+        (25, specs.Array((24, 4), float)),
+    ],
+)
+def test_images_boards_and_what_may_be_chance_are_no_tables(choices, spec):
+    assert table_side(spec, choices) == ()
+
+
+def test_rows_of_a_table_are_its_numbers_and_the_rows_own():
+    layout = read_layout(observing(specs.DiscreteArray(8), table=bounded(0.0, 2.0, float, (8, 3))))
+    table = jax.random.uniform(KEY, (8, 3), maxval=2)
+    (rows,) = see(layout, {}, Seen(table=table)).rows
+    np.testing.assert_allclose(rows, np.concatenate([table - 1, np.eye(8)], axis=1), atol=1e-6)
+
+
+def test_items_that_are_told_otherwise_do_not_know_their_numbers():
+    for name in ("TSP-v1", "Knapsack-v1", "BinPack-v2", "JobShop-v0"):
+        sides = read_layout(make_once(name)).sides
+        assert not any(side.is_numbered for side in sides)

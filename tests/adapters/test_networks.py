@@ -28,7 +28,14 @@ from vernal.adapters.networks import (
     orthogonal_linear,
 )
 
-from .environments_for_tests import OFFLINE, SpecsOnly, make_once
+from .environments_for_tests import (
+    OFFLINE,
+    CountingEnvironment,
+    SpecsOnly,
+    WithEmptyLeaf,
+    make_once,
+    quick_jit,
+)
 
 KEY = jax.random.key(0)
 MAZE = make_once("Maze-v0")
@@ -301,3 +308,43 @@ def test_the_network_chosen_by_itself_plans_where_walls_change(name, kind):
 def test_a_width_that_the_heads_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="set_width is 30; give a multiple of 4"):
         SpecNetwork(MAZE, set_width=30, key=KEY)
+
+
+@functools.cache
+def count_in(dtype):
+    """Outputs and value of a network with weights of a dtype, and the network after statistics."""
+    environment = CountingEnvironment()
+
+    def run(key):
+        network = make_spec_network(environment)(key)
+        network = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_array(x) else x, network)
+        observations = jax.vmap(lambda k: environment.reset(k)[1].observation)(
+            jax.random.split(key, 8)
+        )
+        after = network.with_statistics_of(observations)
+        return jax.vmap(after)(observations), eqx.filter(after, eqx.is_array)
+
+    return quick_jit(run)(KEY)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_network_of_half_precision_keeps_its_statistics_and_says_nearly_the_same(dtype):
+    said, network = count_in(dtype)
+    assert {leaf.dtype for leaf in jax.tree.leaves(network)} == {jnp.dtype(dtype)}
+    exact, reference = count_in(jnp.float32)
+    for a, b in ((said, exact), (network.statistics, reference.statistics)):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x.astype(float), y, rtol=0.02, atol=2e-3), a, b
+        )
+
+
+def test_a_leaf_without_elements_changes_no_network():
+    environment = WithEmptyLeaf()
+    _, timestep = environment.reset(KEY)
+    network = make_spec_network(environment)(KEY)
+    batch = jax.tree.map(lambda x: jnp.stack([x, x]), timestep.observation)
+    after = network.with_statistics_of(batch)
+    assert after.statistics == {}
+    outputs, value = after(timestep.observation)
+    assert jnp.isfinite(outputs).all()
+    assert jnp.isfinite(value)

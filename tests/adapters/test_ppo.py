@@ -2,16 +2,19 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jumanji.wrappers import AutoResetWrapper
 
 from vernal.adapters.actions import make_action_codec
-from vernal.adapters.agents.learner import fit, make_strata, shuffled_indices
+from vernal.adapters.agents.agent import sum_episodes
+from vernal.adapters.agents.learner import fit, make_optimiser, make_strata, shuffled_indices
 from vernal.adapters.agents.ppo import (
     PPOConfig,
     PPOHyperparameters,
@@ -20,7 +23,7 @@ from vernal.adapters.agents.ppo import (
     minibatch_loss,
     standardise,
 )
-from vernal.adapters.environments import VectorEnvironment
+from vernal.adapters.environments import Transition, VectorEnvironment
 from vernal.adapters.mesh import ONE_DEVICE
 from vernal.adapters.networks import make_default_network, make_spec_network
 from vernal.core import Moments
@@ -310,7 +313,7 @@ def test_no_shuffled_copy_of_the_data_is_ever_built():
 
     jaxpr = jax.make_jaxpr(lambda batch: eqx.filter(learn(batch), eqx.is_array))(batch)
     walls = sum(x.size for x in jax.tree.leaves(batch.observations) if x.ndim == 3)
-    sizes = [v.aval.size for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "size")]
+    sizes = [getattr(v.aval, "size", 0) for e in jaxpr.eqns for v in e.outvars]
     assert max(sizes) < walls * config.epochs / 2
 
 
@@ -430,6 +433,11 @@ def test_ppo_learns_the_easy_maze():
     assert float(metrics.episodes.returns) / int(metrics.episodes.ended) >= 0.95
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings(PPOConfig):
+    """As users have it: in tests all of the package's own classes check what they are made of."""
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -441,12 +449,83 @@ def test_ppo_learns_the_easy_maze():
         ({"gamma": float("nan")}, "gamma is nan; give a number from 0 to 1"),
         ({"clip_epsilon": float("nan")}, "clip_epsilon is nan; give a number above 0"),
         ({"entropy_weight": -1.0}, "entropy_weight is -1.0; give 0 or more"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; give a number above 0, or inf"),
+        ({"max_grad_norm": True}, "max_grad_norm is True; give a number"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf; give a number above 0"),
+        ({"learning_rate": "3e-4"}, "learning_rate is '3e-4'; give a number"),
+        ({"gamma": 1j}, "gamma is 1j; give a number"),
+        ({"gamma": None}, "gamma is None; give a number"),
+        ({"gamma": jnp.ones(1)}, "gamma is Array.*; give a number"),
+        ({"epochs": 2.0}, "epochs is 2.0; give a whole number"),
+        ({"epochs": np.float32(2)}, "epochs is 2.0; give a whole number"),
+        ({"envs": True}, "envs is True; give a whole number"),
+        ({"normalise_values": "false"}, "normalise_values is 'false'; give True or False"),
+        ({"normalise_values": 0}, "normalise_values is 0; give True or False"),
         ({"minibatch_size": 1000}, "1000, which does not divide the 8192 samples of 64 env"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        PPOConfig(**settings)
+        Settings(**settings)
+
+
+def test_numbers_of_numpy_and_jax_are_settings_like_any_other():
+    numbers: dict[str, Any] = {
+        "envs": np.int64(32),
+        "gamma": np.float32(0.5),
+        "learning_rate": jnp.array(0.25),
+        "clip_epsilon": jnp.bfloat16(0.5),
+        "max_grad_norm": float("inf"),
+        "normalise_values": np.False_,
+    }
+    given = Settings(**numbers)
+    wanted = Settings(
+        envs=32,
+        gamma=0.5,
+        learning_rate=0.25,
+        clip_epsilon=0.5,
+        max_grad_norm=float("inf"),
+        normalise_values=False,
+    )
+    assert given == wanted
+    assert repr(given) == repr(wanted)
+
+
+def test_a_setting_that_is_traced_is_refused():
+    with pytest.raises(ValueError, match=r"gamma is .*; give a number"):
+        jax.jit(lambda gamma: Settings(gamma=gamma).envs)(0.9)
+
+
+def test_an_infinite_norm_does_not_clip():
+    def norm_after(limit):
+        settings = PPOHyperparameters(1e-3, 1e-8, limit, *[0.0] * 5)
+        clip = make_optimiser(settings)
+        gradient = {"x": jnp.array([3e4, 4e4])}
+        # Adam divides a first gradient by its own size, so it is the state that shows it.
+        _, state = clip.update(gradient, clip.init(gradient))
+        (adam,) = (s for s in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(s))
+        return optax.tree.norm(adam.mu) / 0.1
+
+    np.testing.assert_allclose(norm_after(jnp.inf), 5e4, rtol=1e-5)
+    np.testing.assert_allclose(norm_after(2.0), 2.0, rtol=1e-5)
+
+
+def _is_adam(state):
+    return isinstance(state, optax.ScaleByAdamState)
+
+
+def test_lengths_of_many_long_episodes_are_added_up_without_overflow():
+    lengths = np.random.default_rng(0).integers(30_000, 50_000, (4, 16_384)).astype(np.int32)
+    ended = np.random.default_rng(1).random(lengths.shape) < 0.99
+    none, ended = jnp.zeros(lengths.shape), jnp.asarray(ended)
+    transitions = Transition(
+        none, none, ended, none > 0, None, none, jnp.asarray(lengths), extras={}
+    )
+    sums = jax.jit(sum_episodes)(transitions)
+    exact = int(np.sum(lengths, where=np.asarray(ended), dtype=np.int64))
+    assert exact > 2**31
+    np.testing.assert_allclose(float(sums.lengths), exact, rtol=1e-7)
+    assert int(sums.ended) == ended.sum()
 
 
 def test_every_setting_is_either_static_or_in_the_state():

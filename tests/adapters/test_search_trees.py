@@ -21,7 +21,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from vernal.adapters.modules import pack, unpack
-from vernal.adapters.search import legal_actions, qtransform_completed_by_mix_value, search
+from vernal.adapters.search import (
+    legal_actions,
+    qtransform_completed_by_mix_value,
+    search,
+    search_values,
+)
+from vernal.adapters.search.selection import draw_by_visits
 from vernal.adapters.search.untyped import mctx
 from vernal.core import mask_logits
 
@@ -240,9 +246,10 @@ def test_trees_are_those_of_mctx(policy, max_depth, legal, knobs):
     assert_same(given, wanted)
 
 
-def test_sliced_search_grows_the_same_trees_but_keeps_no_states():
-    whole = run_default("gumbel_muzero")
-    sliced = run(knobs=GUMBEL, slice_size=2)
+@pytest.mark.parametrize("policy", ["gumbel_muzero", "stochastic_muzero"])
+def test_sliced_search_grows_the_same_trees_but_keeps_no_states(policy):
+    whole = run_default(policy)
+    sliced = run(knobs=DEFAULTS[policy], policy=policy, slice_size=2)
     assert sliced.search_tree.embeddings is None
     assert_same(sliced, whole.replace(search_tree=whole.search_tree.replace(embeddings=None)))
 
@@ -526,6 +533,136 @@ def test_network_in_half_precision_grows_a_float32_tree(policy):
     assert set(floats) == {jnp.dtype(jnp.float32)}
 
 
+# Actions are drawn by visits.
+
+TEMPERATURES = [0.0, 1e-30, 0.5, 1.0, 10.0, 1e30, np.inf]
+draw = jit(draw_by_visits)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_actions_are_drawn_in_proportion_to_a_power_of_their_visits(temperature):
+    visits = np.array([0.0, 1, 2, 12, 1, 0, 0, 0])
+    powers = visits.astype(bool) * visits ** (1 / max(temperature, 1e-2))
+    wanted = np.asarray(powers / powers.sum())
+    shares = jnp.broadcast_to(jnp.float32(visits / visits.sum()), (20_000, len(visits)))
+    actions = np.asarray(draw(KEY, shares, temperature))
+    given = np.bincount(actions, minlength=len(visits)) / len(actions)
+    assert (given[visits == 0] == 0).all()
+    np.testing.assert_allclose(given, wanted, atol=0.015)  # four standard errors
+
+
+@pytest.mark.parametrize("policy", ["muzero", "stochastic_muzero"])
+def test_no_temperature_makes_an_action_without_visits_likely(policy):
+    # All of its noise may go to actions that are illegal.
+    knobs = PUCT | {"temperature": 1e9, "dirichlet_fraction": 1.0}
+    legal = jnp.zeros((TREES, ACTIONS), bool).at[:, 2].set(True)
+    root = root_of(TABLE, ROOT.embedding, legal)
+    for seed in range(4):
+        output = run(TABLE, root, legal, jax.random.key(seed), knobs, policy)
+        assert (output.action == 2).all()
+        assert_same(output.action_weights, legal.astype(float))
+
+
+# Numbers of whatever kind.
+
+WHOLE: dict[str, Any] = {
+    "dirichlet_fraction": 0,
+    "dirichlet_alpha": 1,
+    "pb_c_init": 2,
+    "pb_c_base": 128,
+    "temperature": 1,
+}
+KINDS: dict[str, Callable[[int], Any]] = {
+    "int": int,
+    "np.int32": np.int32,
+    "np.uint8": np.uint8,
+    "np.float64": np.float64,
+    "array of NumPy": np.array,
+    "int32": jnp.int32,
+    "bfloat16": jnp.bfloat16,
+}
+
+
+@functools.cache
+def with_knobs(policy, kind):
+    """Eagerly, so that what is the same program is compiled once."""
+    whole = {"gumbel_scale": 1, "max_num_considered_actions": 3}
+    knobs = {n: KINDS[kind](x) for n, x in (WHOLE if policy == "muzero" else whole).items()}
+    if policy != "muzero":
+        knobs["max_num_considered_actions"] = np.int64(3) if kind == "np.int32" else 3
+    return search(TABLE, KEY, ROOT, step, 3, policy=policy, **knobs)
+
+
+@pytest.mark.parametrize("policy", ["gumbel_muzero", "muzero"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_knob_may_be_a_number_of_any_kind(policy, kind):
+    assert_same(with_knobs(policy, kind), with_knobs(policy, "np.float64"))
+
+
+def test_a_knob_may_be_a_traced_integer():
+    numbers = jax.tree.map(jnp.int32, WHOLE)
+    output = jax.eval_shape(
+        lambda numbers: search(TABLE, KEY, ROOT, step, 3, policy="muzero", **numbers), numbers
+    )
+    assert output.action.shape == (TREES,)
+
+
+# The checks that JAX has.
+
+
+class Chancy(eqx.Module):
+    """A state that holds its own random key."""
+
+    number: Array
+    key: Array
+
+
+def chancy(function):
+    """The model, of one state, over such states."""
+
+    def stepped(table, key, action, state):
+        key, _ = jax.random.split(key)
+        output, number = function(table, key, action, state.number)
+        return output, Chancy(number, jax.random.split(state.key)[0])
+
+    return stepped
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: jax.debug_key_reuse(True),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        jax.checking_leaks,
+    ],
+    ids=["keys", "dtypes", "leaks"],
+)
+@pytest.mark.parametrize("policy", ["gumbel_muzero", "stochastic_muzero"])
+def test_checks_of_jax_find_nothing(policy, check):
+    def search_all(key, table):
+        keys, search_key = jax.random.split(key, TREES), jax.random.fold_in(key, 0)
+        root = ROOT.replace(embedding=Chancy(ROOT.embedding, keys))
+        functions = MODELS[policy] if isinstance(MODELS[policy], tuple) else (MODELS[policy],)
+        # Known to the function alone.
+        known = [
+            chancy(lambda _, *rest, f=function: f(unpack(table), *rest)) for function in functions
+        ]
+        model = known if len(known) > 1 else known[0]
+        knobs: Any = {"policy": policy, "batched": False}
+        whole = search(None, search_key, root, model, 2, **knobs)
+        sliced = search(None, jax.random.clone(search_key), root, model, 2, slice_size=2, **knobs)
+        single = jax.vmap(lambda root, key: search(None, key, root, model, 2, **knobs))(
+            root, jax.random.split(jax.random.fold_in(key, 1), TREES)
+        )
+        return whole, sliced, single, search_values(whole)
+
+    with check():
+        whole, *_ = jax.eval_shape(jax.jit(search_all), KEY, pack(TABLE))
+    keys = whole.search_tree.embeddings
+    keys = keys.state_embedding.key if policy == "stochastic_muzero" else keys.key
+    assert keys.dtype == KEY.dtype
+
+
 # What is refused, by a sentence.
 
 
@@ -558,6 +695,39 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"there is no policy 'alphazero' in mctx; choose of .*stochastic_muzero",
     ),
     ({"num_simulations": 0}, ValueError, "num_simulations should be 1 at least, but is 0"),
+    ({"num_simulations": True}, TypeError, "num_simulations should be a Python int, .* bool True"),
+    ({"max_depth": True}, TypeError, "max_depth should be a Python int, .* but is the bool True"),
+    ({"slice_size": True}, TypeError, "slice_size should be a Python int, .* but is the bool True"),
+    (
+        {"max_num_considered_actions": 2.0},
+        TypeError,
+        "max_num_considered_actions should be a Python int, .* but is the float 2.0",
+    ),
+    (
+        {"max_num_considered_actions": 0},
+        ValueError,
+        "max_num_considered_actions should be 1 at least, but is 0",
+    ),
+    ({"gumbel_scale": True}, TypeError, "gumbel_scale should be a number, but is the bool True"),
+    ({"gumbel_scale": 1j}, TypeError, "gumbel_scale should be a number, but is the complex 1j"),
+    (
+        {"gumbel_scale": jnp.ones(TREES)},
+        TypeError,
+        r"gumbel_scale should be a number, but is float32\[8\]",
+    ),
+    *(
+        ({"policy": policy, name: value}, ValueError, f"{name} should be {wanted}, but is {value}")
+        for policy, name, value, wanted in [
+            ("gumbel_muzero", "gumbel_scale", -1, "0 or more"),
+            ("gumbel_muzero", "gumbel_scale", np.nan, "0 or more"),
+            ("muzero", "temperature", -0.5, "0 or more"),
+            ("muzero", "temperature", jnp.float32(np.nan), "0 or more"),
+            ("muzero", "dirichlet_fraction", 1.5, "from 0 to 1"),
+            ("muzero", "dirichlet_alpha", 0, "above 0"),
+            ("muzero", "pb_c_init", np.inf, "0 or more"),
+            ("muzero", "pb_c_base", np.int32(0), "above 0"),
+        ]
+    ),
     ({"max_depth": -1}, ValueError, "max_depth should be 1 at least, but is -1"),
     ({"slice_size": 0}, ValueError, "slice_size should be 1 at least, but is 0"),
     ({"slice_size": 3}, ValueError, "slice_size is 3, which does not divide 8 roots"),
@@ -766,6 +936,52 @@ def on_four_devices():
         output: Any = search(TABLE, KEY, root_on(mesh), step, SIMULATIONS, **NO_NOISE)
         yield f"eager over a mesh of {name} axes", is_right(output)
         yield f"result over {name} axes is sharded", output.action.sharding.spec == ROWS
+
+
+# Where logits, values, states and the rest are: nowhere, whole on each device, or cut into rows.
+# Every pair of places once.
+PLACES = {"-": None, "whole": PartitionSpec(), "rows": ROWS}
+PLACED = ["- - - -", "- whole whole whole", "- rows rows rows"]
+PLACED += ["whole - whole rows", "whole whole rows -", "whole rows - whole"]
+PLACED += ["rows - rows whole", "rows whole - rows", "rows rows whole -"]
+EXPLICIT = jax.make_mesh((4,), ("device",))
+
+
+def placed(tree, place):
+    spec = PLACES[place]
+    return tree if spec is None else jax.device_put(tree, NamedSharding(EXPLICIT, spec))
+
+
+@pytest.mark.parametrize("places", PLACED)
+def test_numbers_may_be_anywhere_on_a_mesh_of_explicit_axes(places):
+    logits, value, states, others = places.split()
+    root = ROOT.replace(
+        prior_logits=placed(ROOT.prior_logits, logits),
+        value=placed(ROOT.value, value),
+        embedding=placed(ROOT.embedding, states),
+    )
+    whole = "whole" if others == "rows" else others
+    table = jax.tree.map(lambda x: placed(x, others if x.ndim else whole), pack(TABLE))
+    legal, key = placed(ALL_LEGAL, others), placed(KEY, whole)
+
+    def search_all(table, root, legal, key):
+        return search(table, key, root, step, 2, legal, **NO_NOISE)
+
+    output = jax.eval_shape(jax.jit(search_all), table, root, legal, key)
+    spec = output.action.sharding and output.action.sharding.spec
+    assert spec == ROWS if "rows" in places else spec in (None, PartitionSpec(None))
+
+
+def test_search_over_a_mesh_of_explicit_axes_is_that_of_one_device():
+    root = ROOT.replace(embedding=placed(ROOT.embedding, "rows"))
+    assert_near(run(root=root), run())
+
+
+def test_arrays_of_such_a_mesh_that_are_closed_over_are_refused():
+    table = jax.tree.map(lambda x: placed(x, "whole"), pack(TABLE))
+    root = ROOT.replace(embedding=placed(ROOT.embedding, "rows"))
+    with pytest.raises(ValueError, match=r"hand it those that it closes over as params\."):
+        search(None, KEY, root, lambda _, *rest: step(unpack(table), *rest), 2)
 
 
 UNHOOKED: dict[str, tuple[dict[str, Any], str]] = {
