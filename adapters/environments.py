@@ -315,6 +315,7 @@ class VectorEnvironment:
                 f"VectorEnvironment needs at least one copy and a queue of at least one episode; "
                 f"got num_envs={num_envs}, queue_length={queue_length}."
             )
+        require_members(environment)
         self.environment = environment
         # Compiled functions keep what is traced for the check, which takes half a second for some.
         self._reset, self._step = jax.jit(environment.reset), jax.jit(environment.step)

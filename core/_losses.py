@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, ScalarLike
 
 from ._arrays import bound, mean, power_of_two, widen
 from ._checks import checked, require_samples
-from ._distributions import Categorical, log_softmax
+from ._distributions import Categorical
 from ._ratios import bound_log_ratios
 
 
@@ -183,7 +183,8 @@ def policy_value_loss(
         (0.6931, 0.3466)
     """
     require_samples("policy_value_loss()", values.size)
-    log_probs, target_probs = log_softmax(logits), widen(target_probs)
+    log_probs, target_probs = jax.nn.log_softmax(widen(logits)), widen(target_probs)
+    log_probs = bound(log_probs, log_probs.dtype)
     # What the target rules out counts 0, also where the policy has it at minus infinity.
     weighted = jnp.where(target_probs > 0, target_probs * log_probs, 0)
     policy = -_nan_unless_finite(mean(jnp.sum(weighted, axis=-1)), target_probs)

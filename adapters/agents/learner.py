@@ -358,8 +358,9 @@ def fit(
         network, optimiser = carry
         (_, parts), gradient = value_and_grad(loss)(network, take(samples, indices))
         gradient = devices.sum(gradient)
+        norm = optax.tree.norm(jax.tree.map(widen, gradient))
         change, optimiser = adam.update(gradient, optimiser)
-        return (eqx.apply_updates(network, change), optimiser), (parts, optax.tree.norm(gradient))
+        return (eqx.apply_updates(network, change), optimiser), (parts, norm)
 
     (network, optimiser), reports = scan(learn, (network, optimiser), indices)
     return network, optimiser, reports
