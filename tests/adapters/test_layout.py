@@ -592,7 +592,7 @@ def test_an_observation_with_nothing_to_read_is_refused(parts):
 
 def test_a_complex_number_is_read_by_no_encoder():
     with pytest.raises(ValueError, match="leaf 'x' has dtype complex64, which no encoder reads"):
-        read_layout(observing(x=specs.Array((3,), jnp.complex64)))
+        read_layout(observing(x=specs.Array((3,), np.complex64)))
 
 
 def test_a_mask_of_another_name_is_seen_as_a_mask():
