@@ -361,17 +361,8 @@ def _is_checked_by_shard_map() -> bool:
     return bool(axes) and bool(varying_axes(jax.lax.axis_index(axes)))
 
 
-def _run(
-    task: _Search,
-    params: Any,
-    key: PRNGKeyArray,
-    root: Any,
-    recurrent_fn: Any,
-    legal: Bool[Array, "B A"],
-    knobs: Mapping[str, Any],
-) -> PolicyOutput[Any]:
-    """Search, wherever on a mesh the arrays are."""
-    data = (params, key, root, recurrent_fn, legal, knobs)
+def _run(task: _Search, *data: Any) -> PolicyOutput[Any]:
+    """Search, wherever on a mesh the arrays are; takes what `_run_policy` takes."""
     arrays, static = eqx.partition(data, is_array)
 
     def body(arrays: Any) -> PolicyOutput[Any]:

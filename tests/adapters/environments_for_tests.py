@@ -8,6 +8,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jumanji import specs
 from jumanji.types import TimeStep, restart, termination, transition, truncation
 
@@ -73,6 +74,18 @@ def make_small(name: str) -> Any:
         mock.patch("jumanji.environments.routing.sokoban.env.BoxViewer"),  # leaves files open
     ):
         return make_environment(name, SMALL[name])
+
+
+# Each test so marked takes a `check` to enter: what it traces must be right by JAX's own rules.
+under_checks_of_jax = pytest.mark.parametrize(
+    "check",
+    [
+        lambda: jax.debug_key_reuse(True),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        jax.checking_leaks,
+    ],
+    ids=["keys", "dtypes", "leaks"],
+)
 
 
 def assert_trees_equal(tree, other):

@@ -21,7 +21,12 @@ from vernal.adapters.runs.checkpoints import Checkpoints, array_shapes, as_state
 from vernal.adapters.runs.config import RunConfig
 from vernal.adapters.runs.program import make_program
 
-from .environments_for_tests import assert_trees_equal, make_once, quick_jit
+from .environments_for_tests import (
+    assert_trees_equal,
+    make_once,
+    quick_jit,
+    under_checks_of_jax,
+)
 
 ITERATIONS = 3
 # One iteration more and chance may differ: rounding moves a probability across a random number.
@@ -182,15 +187,7 @@ def test_agents_are_spread_over_devices_whole(name):
     assert [bool(x.any()) for x in moved] == [False, True]
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        lambda: jax.debug_key_reuse(True),
-        lambda: jax.numpy_dtype_promotion("strict"),
-        jax.checking_leaks,
-    ],
-    ids=["keys", "dtypes", "leaks"],
-)
+@under_checks_of_jax
 def test_checks_of_jax_find_nothing(name, check):
     environment = make_once("maze-easy")
     with check():

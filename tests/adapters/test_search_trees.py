@@ -31,6 +31,8 @@ from vernal.adapters.search.selection import draw_by_visits
 from vernal.adapters.search.untyped import mctx
 from vernal.core import mask_logits
 
+from .environments_for_tests import under_checks_of_jax
+
 STATES, ACTIONS, OUTCOMES, TREES, SIMULATIONS = 32, 4, 3, 8, 16
 KEY = jax.random.key(5)
 POLICIES = ["gumbel_muzero", "muzero", "stochastic_muzero"]
@@ -628,15 +630,7 @@ def chancy(function):
     return stepped
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        lambda: jax.debug_key_reuse(True),
-        lambda: jax.numpy_dtype_promotion("strict"),
-        jax.checking_leaks,
-    ],
-    ids=["keys", "dtypes", "leaks"],
-)
+@under_checks_of_jax
 @pytest.mark.parametrize("policy", ["gumbel_muzero", "stochastic_muzero"])
 def test_checks_of_jax_find_nothing(policy, check):
     def search_all(key, table):
