@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from vernal.core import ModelTransition, Prediction
+from vernal.core._arrays import where
 
 from .actions import as_one_choice, make_action_codec, one_choice
 from .environments import Environment, read_outcome
@@ -19,7 +20,7 @@ class SimulatorState(NamedTuple):
     """One state inside a search: its embedding.
 
     Attributes:
-        state: the environment's own.
+        state: the environment's own; where an episode has terminated, the one before its end.
         observation: what the agent sees there.
     """
 
@@ -57,10 +58,11 @@ def make_environment_model(
     from the observation is not hidden from the search: the mines of Minesweeper, say.
 
     Discounts are the environment's own, times gamma, as in a rollout. Behind a discount of 0
-    nothing counts, whether the episode ends there or goes on, and the search goes no further.
+    nothing counts, whether the episode ends there or goes on. A terminated state is never stepped:
+    its place in the tree holds the state before it. There is no automatic reset inside. Where an
+    episode is cut, not terminated, its last state has a value, and the search may step beyond it.
     Several agents act as one, whose actions are all combinations of theirs, and whose reward is
-    the sum. There is no automatic reset inside. Where an episode is cut, not terminated, its last
-    state has a value, and the search may look beyond it.
+    the sum.
 
     Args:
         environment: one environment, without automatic reset.
@@ -101,13 +103,17 @@ def make_environment_model(
         params: Any, key: PRNGKeyArray, action: Int[Array, ""], embedding: SimulatorState
     ) -> ModelTransition:
         del params
-        state = rekey_state(environment, embedding.state, key) if rekey else embedding.state
-        state, timestep = environment.step(state, tree_codec.to_environment(action))
+        before = rekey_state(environment, embedding.state, key) if rekey else embedding.state
+        after, timestep = environment.step(before, tree_codec.to_environment(action))
         outcome = read_outcome(timestep)
+        terminal = outcome.discount == 0
+        # A search may go on from a finished state, where a step may do anything, even never return.
+        before, after = jax.tree.map(jnp.asarray, (before, after))
+        state = where(timestep.last() & terminal, before, after)
         return ModelTransition(
             embedding=SimulatorState(state, timestep.observation),
             reward=outcome.reward,
-            terminal=outcome.discount == 0,
+            terminal=terminal,
             player=jnp.zeros((), jnp.int32),
             discount=outcome.discount,
         )

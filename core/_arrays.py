@@ -90,12 +90,12 @@ def power_of_two(x: Float[Array, " *batch"]) -> Float[Array, " *batch"]:
     return jnp.clip(power, float(info.tiny), 1 / float(info.tiny))
 
 
-def where(condition: Bool[Array, " B"], yes: _Tree, no: _Tree) -> _Tree:
-    """Row by row, the leaves of one tree or of the other.
+def where(condition: Bool[Array, " *batch"], yes: _Tree, no: _Tree) -> _Tree:
+    """The leaves of one tree or of the other, row by row where there is a batch.
 
     Args:
-        condition: which rows to take from `yes`.
-        yes: tree of arrays `[B, ...]`.
+        condition: which rows to take from `yes`, or whether to take all of it.
+        yes: tree of arrays `[*batch, ...]`.
         no: the same structure and shapes.
 
     Returns:
@@ -107,11 +107,14 @@ def where(condition: Bool[Array, " B"], yes: _Tree, no: _Tree) -> _Tree:
         [1.0, 0.0]
     """
 
-    def choose(a: Shaped[Array, "B ..."], b: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
+    def choose(
+        a: Shaped[Array, "*batch_and_rest"], b: Shaped[Array, "*batch_and_rest"]
+    ) -> Shaped[Array, "*batch_and_rest"]:
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             # As the integers under them: to JAX's check of reuse a selected key is a used one.
             data = choose(jax.random.key_data(a), jax.random.key_data(b))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
-        return jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+        rows = condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim))
+        return jnp.where(rows, a, b)
 
     return jax.tree.map(choose, yes, no)

@@ -224,6 +224,15 @@ class CountingEnvironment:
         return Observation(state.steps, state.instance, mask)
 
 
+class NeverStepAgain(CountingEnvironment):
+    """A step from a finished state never returns."""
+
+    def step(self, state, action):
+        stuck = state.steps >= state.length
+        steps = jax.lax.while_loop(lambda x: stuck, lambda x: x + 1, state.steps)
+        return super().step(state._replace(steps=steps), action)
+
+
 class SpecsOnly:
     """An environment of which only the specs are asked for; each is built when first read."""
 

@@ -20,6 +20,7 @@ from vernal.core import make_recurrent_fn, make_root
 from .environments_for_tests import (
     SMALL,
     CountingEnvironment,
+    NeverStepAgain,
     assert_trees_equal,
     compiled,
     make_once,
@@ -253,6 +254,22 @@ def test_truncated_state_keeps_its_value_and_a_terminated_one_has_none():
         )
         assert bool(arrived.terminal) is wanted
         assert arrived.reward == 1
+
+
+def test_a_terminated_state_is_never_stepped_and_nothing_else_changes():
+    def plan(kind):
+        environment = kind(min_length=2, max_length=2, terminal_share=1.0)
+        model = model_of(environment)
+        recurrent_fn = make_recurrent_fn(model.predict, model.transition, gamma=GAMMA)
+        keys = jax.random.split(KEY, 4)
+        states, timesteps = jax.vmap(environment.reset)(keys)
+        root = make_root(model.predict, None, SimulatorState(states, timesteps.observation))
+        return quick_jit(lambda: search(None, KEY, root, recurrent_fn, 24))()
+
+    found: Any = plan(NeverStepAgain)
+    assert_trees_equal(found, plan(CountingEnvironment))
+    deep = found.search_tree.children_visits[:, 1:].sum((1, 2)) > 9
+    assert deep.any(), "no search went on from a finished state"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,6 +22,7 @@ from vernal.adapters.mazes import FixedWallsGenerator, make_medium_maze, shortes
 
 from .environments_for_tests import (
     CountingEnvironment,
+    NeverStepAgain,
     Observation,
     SpecsOnly,
     make_once,
@@ -222,15 +223,6 @@ def test_summary_of_a_maze_that_was_never_solved_has_no_ratio():
     summary = summarise(make_corridor(), KEY, outcome)
     assert summary["steps / shortest"] == "none solved"
     assert summary["solved"] == "0.000 ± 0.000"
-
-
-class NeverStepAgain(CountingEnvironment):
-    """A step from a finished state never returns."""
-
-    def step(self, state, action):
-        stuck = state.steps >= state.length
-        steps = jax.lax.while_loop(lambda x: stuck, lambda x: x + 1, state.steps)
-        return super().step(state._replace(steps=steps), action)
 
 
 def test_a_finished_episode_is_never_stepped():

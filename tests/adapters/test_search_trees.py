@@ -7,6 +7,7 @@ and trees are compared bit by bit. Run as a program, this file prints what holds
 import functools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -1015,7 +1016,12 @@ def said():
     )
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.adapters.test_search_trees"],
+        cwd=pathlib.Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -1031,10 +1037,6 @@ def test_refusal_without_the_hook_is_a_sentence(said, name):
     assert said["sentences"].get(name) == UNHOOKED[name][1]
 
 
-if __name__ == "__main__":
-    json.dump({"holds": dict(on_four_devices()), "sentences": dict(sentences())}, sys.stdout)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_mask_in_any_precision_is_a_mask(dtype):
     legal = jnp.ones((8, 4), bool).at[:, 1].set(False)
@@ -1042,3 +1044,7 @@ def test_mask_in_any_precision_is_a_mask(dtype):
     assert legal_actions(logits)[0].tolist() == [True, False, True, True]
     output: Any = search(TABLE, KEY, ROOT.replace(prior_logits=logits), step, 8)
     assert (output.search_tree.children_visits[:, 0, 1] == 0).all()
+
+
+if __name__ == "__main__":
+    json.dump({"holds": dict(on_four_devices()), "sentences": dict(sentences())}, sys.stdout)
