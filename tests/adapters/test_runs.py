@@ -577,20 +577,25 @@ def stop_in_the_second(number):
     return report
 
 
-def test_terminal_that_goes_away_ends_the_run_as_sigterm_does(tmp_path):
-    before = signal.getsignal(signal.SIGHUP)
+@pytest.fixture
+def answer_to_hangup(request):
+    """How this process answers SIGHUP, whatever it inherited from the shell that started it."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("answer_to_hangup", [signal.SIG_DFL], indirect=True)
+def test_terminal_that_goes_away_ends_the_run_as_sigterm_does(tmp_path, answer_to_hangup):
     with pytest.raises(training.Preempted, match="after iteration 2, whose state is saved"):
         training.start(CONFIG, tmp_path / "run", stop_in_the_second(signal.SIGHUP))
-    assert signal.getsignal(signal.SIGHUP) is before
+    assert signal.getsignal(signal.SIGHUP) is answer_to_hangup
 
 
-def test_terminal_that_goes_away_is_ignored_under_nohup(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        folder = training.start(CONFIG, tmp_path / "run", stop_in_the_second(signal.SIGHUP))
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.parametrize("answer_to_hangup", [signal.SIG_IGN], indirect=True)
+def test_terminal_that_goes_away_is_ignored_under_nohup(tmp_path, answer_to_hangup):
+    folder = training.start(CONFIG, tmp_path / "run", stop_in_the_second(signal.SIGHUP))
+    assert signal.getsignal(signal.SIGHUP) is answer_to_hangup
     assert len(folder.read_metrics()) == 4
 
 
